@@ -206,6 +206,55 @@ def test_a_cluster_from_start_to_stop_and_back(rayq: Rayq, tmp_path: Path) -> No
     assert not (rayq.home / "current.json").exists()
 
 
+IN_RAY = """
+import os, ray, rayq
+
+def tried():
+    cluster = rayq.connect()
+    try:
+        cluster.create_topic("forbidden")
+        return "superuser"
+    except rayq.errors.AuthorizationError as error:
+        return str(error).split("'")[1]
+
+task = ray.remote(tried)
+print(tried())
+print(ray.get(task.remote()))
+named = {"env_vars": {"RAYQ_TOKEN": os.environ["TOKEN"]}}
+print(ray.get(task.options(runtime_env=named).remote()))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_programs_in_ray_are_whom_the_config_names_and_operators_stay_superuser(
+    rayq: Rayq, tmp_path: Path
+) -> None:
+    started = ("start", str(tmp_path / "data"), "-b", "1", "-c", "inside_ray_principal=analytics")
+    rayq.well(*started)
+    for line in (
+        ("principal", "create", "analytics", "anna"),
+        ("topic", "create", "flights", "-r", "1"),
+        ("acl", "add", "analytics", "read", "topic", "*"),
+    ):
+        rayq.here(*line)
+    token = json.loads(rayq.here("token", "create", "anna", "--json"))["token"]
+    address = rayq.current["ray_address"]
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_RAY],
+        env={**rayq.environment, "RAY_ADDRESS": address, "TOKEN": token},
+        capture_output=True,
+        timeout=170,
+        text=True,
+    )
+    assert ran.stdout.split() == ["analytics", "analytics", "anna"], ran.stderr
+    line = "import rayq; cluster = rayq.connect()"
+    assert rayq.python(line, RAY_ADDRESS=address) == "['flights']\n"
+    assert rayq.python(line, RAY_ADDRESS=address, RAYQ_TOKEN=token) == "[]\n"
+    assert "Broker 0 was restarted" in rayq.well("cluster", "restart-broker", "0")
+    rayq.here("topic", "create", "by-an-operator", "-r", "1")
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_start_that_blocks_ends_with_the_cluster_and_the_cluster_with_it(
