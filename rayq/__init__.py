@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rayq.errors import (
         AlreadyCommittedError,
         AuthenticationError,
+        AuthorizationError,
         BufferFullError,
         CommitRefusedError,
         ConfigError,
@@ -191,6 +192,7 @@ __all__ = [
     "AuditLine",
     "AuditPage",
     "AuthenticationError",
+    "AuthorizationError",
     "BrokerInfo",
     "BufferFullError",
     "CapacityCheck",

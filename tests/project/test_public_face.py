@@ -92,6 +92,7 @@ NAMES = {
 ERRORS = {
     "AlreadyCommittedError",
     "AuthenticationError",
+    "AuthorizationError",
     "BufferFullError",
     "CommitRefusedError",
     "ConfigError",
