@@ -21,8 +21,9 @@ disks directly, so that looking changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from proving.simulation.cluster import SimulatedCluster
@@ -30,6 +31,7 @@ from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
 from proving.simulation.invariants_audit import AuditJudge
+from proving.simulation.invariants_access import AccessJudge
 from proving.simulation.log_batches import LogBatch, LogBatches, first_offset_of
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
@@ -120,6 +122,8 @@ class Invariants:
         self._controllers: dict[int, object] = {}
         self.judge = MetadataJudge()
         self.audit = AuditJudge()
+        self.access: AccessJudge | None = None
+        """The judge of principals, in a seed that has any."""
         self.state = ClusterState()
         """The newest committed metadata that any broker has applied."""
         self._state_version = 0
@@ -133,10 +137,21 @@ class Invariants:
         self.on_record: Callable[[ClusterState, MetadataRecord], None] | None = None
         """Called with each committed record of the metadata, and the state before it."""
 
+    @contextlib.contextmanager
+    def judging(self) -> Iterator[None]:
+        """Lets the judges hear the servers, for the length of a `with` block."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.judge.judging())
+            if self.access is not None:
+                stack.enter_context(self.access.judging())
+            yield
+
     def observe(self, owner: Owner) -> None:
         """Checks what the event of this owner may have changed. Raises `InvariantError`."""
         if self.judge.fault is not None:
             raise InvariantError(self.judge.fault)
+        if self.access is not None and self.access.fault is not None:
+            raise InvariantError(self.access.fault)
         host = self._changes.host(owner)
         if not isinstance(owner, Process):
             return
@@ -209,7 +224,10 @@ class Invariants:
                 self._apply(index, data)
 
     def _apply(self, index: int, data: bytes) -> None:
-        for record in decode_entry(data):
+        records = decode_entry(data)
+        if self.access is not None:
+            self.access.note_entry(index, self.state, records)
+        for record in records:
             self._replay(record)
             if isinstance(record, RequestDone):
                 self.judge.note_done(index, record)

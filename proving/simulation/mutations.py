@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+import proving.simulation.mutations_access  # registers its bugs
 import proving.simulation.mutations_groups  # registers its bugs
 import proving.simulation.mutations_metadata  # registers its bugs
 import proving.simulation.mutations_moves  # registers its bugs

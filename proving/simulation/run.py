@@ -22,6 +22,7 @@ from proving.simulation.invariants import Invariants
 from proving.simulation.network import OTHER_HOST_S
 from proving.simulation.overload import Overload
 from proving.simulation.owner import ProcessDied
+from proving.simulation.principals import PATIENCES_MS, Principals
 from proving.simulation.situations import watched
 from proving.simulation.workload import Workload
 from proving.simulation.workload_groups import GroupWorkload
@@ -122,24 +123,31 @@ def _simulate(outcome: Outcome) -> None:
     kind = SCENARIOS[outcome.scenario].of_seed(outcome.seed, outcome.features)
     with kind.conditions(outcome.seed), World(outcome.seed) as world:
         rng = world.new_random("config")
-        options = {
+        options: dict[str, Any] = {
             "metadata_snapshot_records": rng.choice((20, 100, 10_000)),
             "flush_checkpoint_bytes": rng.choice((2_000, 20_000, 1 << 26)),
             "replicas_per_process": rng.choice((1, 2, 100, 100)),
             "replica_lag_time_max_ms": rng.choice((2_000, 10_000)),
         }
-        config = ClusterConfig(**options | kind.cluster_options(rng))
+        options |= kind.cluster_options(rng)
+        has_principals = kind.has_principals(outcome.seed, outcome.features)
+        if has_principals:
+            options["access_patience_ms"] = world.new_random("patience").choice(PATIENCES_MS)
+        config = ClusterConfig(**options)
         cluster = SimulatedCluster(world, brokers=kind.broker_count(rng), config=config)
         _choose_hardware(world, rng, kind.syncs_s)
         workload = kind(cluster)
+        if has_principals:
+            workload.principals = Principals(cluster, workload.rights(), workload.topics[0])
         invariants = Invariants(cluster)
+        invariants.access = None if workload.principals is None else workload.principals.judge
         world.loop.observer = workload.observer(invariants)
         charged = None
         if kind.is_charged(outcome.seed, outcome.features):
             charged = ChargedTime(world, [*cluster.hosts, cluster.controller_host])
             world.loop.observer = charged.observer(world.loop.observer)
         try:
-            with invariants.judge.judging(), workload.judging():
+            with invariants.judging(), workload.judging():
                 script = _script(outcome, cluster, workload, invariants, charged)
                 world.run(script, limit_s=VIRTUAL_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the seed's result
@@ -197,12 +205,18 @@ async def _script(
 ) -> None:
     world = cluster.world
     await cluster.start()
+    principals = workload.principals
+    if principals is not None:
+        await workload.set_up_principals()
     await workload.create_topics()
     begin_s = world.now_s
     workload.start()
     kinds = [*workload.fault_kinds, *workload.more_faults]
     if charged is not None:
         kinds += [slow_machine] * (1 + len(kinds) // 8)
+    if principals is not None:
+        workload.start_guests()
+        kinds += [principals.strike] * (1 + len(kinds) // 2)
     faults = Faults(
         cluster,
         workload.hosts,
@@ -229,12 +243,16 @@ async def _script(
     )
     if charged is not None:
         await Overload(cluster, invariants, faults, charged).run()
+    if principals is not None:
+        await principals.revoke_in_calm(workload.acknowledged_by)
     await asyncio.sleep(max(0.0, begin_s + workload.lasts_s - world.now_s))
     await cluster.wait_until(
         lambda: workload.recorder.acknowledged >= workload.records_min,
         f"{workload.records_min} acknowledged records",
         limit_s=RECORDS_LIMIT_S,
     )
+    if principals is not None:
+        await workload.end_guests()
     await workload.stop_sending()
     await workload.read_all(READ_LIMIT_S)
     await cluster.wait_until(

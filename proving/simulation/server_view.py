@@ -39,6 +39,11 @@ from rayq.storage.open_transactions import OpenTransactions
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest
 from rayq.storage.segment import Segment
+from rayq.wire.peer import Peer
+from rayq.wire.server import Server, _ServerStream
+
+ServerStream = _ServerStream
+"""A connection of a server."""
 
 # --- replicas -------------------------------------------------------------------------------------
 
@@ -259,6 +264,26 @@ def fence_of(commits: GroupCommit) -> int:
 def opening_of(kept: QueueStates, state_key: StateKey) -> Opening | None:
     """The leader that has opened a queue in a partition last, as the keeper knows it."""
     return kept._opening_of(state_key)
+
+
+# --- connections of servers -----------------------------------------------------------------------
+
+
+def server_of_broker(broker: Broker) -> Server:
+    return broker._server
+
+
+def server_of_host(host: ReplicaHost) -> Server:
+    return host._server
+
+
+def server_of(stream: ServerStream) -> Server:
+    return stream._server
+
+
+def peers_of(server: Server) -> list[Peer]:
+    """The other sides of a server's connections that are authenticated."""
+    return [stream.peer for stream in server._authenticated if stream.peer is not None]
 
 
 # --- clients --------------------------------------------------------------------------------------

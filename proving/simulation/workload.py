@@ -20,9 +20,11 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults import Injection
 from proving.simulation.faults_ordinary import ORDINARY
+from proving.simulation.guests import Guest, Stranger
 from proving.simulation.invariants import Invariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Principals, Rights, has_principals, may
 from proving.simulation.process import Process
 from proving.simulation.world import Host
 from rayq.client.client import Client
@@ -85,6 +87,9 @@ class Workload:
         self._is_reading = True
         self._tasks: list[tuple[Process, asyncio.Task[None]]] = []
         self.acknowledged_by: dict[str, int] = {}
+        self.principals: Principals | None = None
+        """The principals of the seed, if it has any."""
+        self._has_guests = True
         self.problems: list[str] = []
         """The problems that clients saw, besides those that the checker finds in the history."""
         self.topic_options: dict[str, Any] = {
@@ -102,6 +107,16 @@ class Workload:
     def is_charged(cls, seed: int, features: frozenset[str] | None) -> bool:
         """Returns whether computing takes time in this seed."""
         return is_charged(seed, features)
+
+    @classmethod
+    def has_principals(cls, seed: int, features: frozenset[str] | None) -> bool:
+        """Returns whether clients log in as principals in this seed."""
+        return has_principals(seed, features)
+
+    def rights(self) -> Rights:
+        """The rights that each kind of client needs, of those that may be principals."""
+        write, read = may("write", "topic", *self.topics), may("read", "topic", *self.topics)
+        return {"producer": write, "consumer": read, "watcher": read, "final-reader": read}
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -153,6 +168,26 @@ class Workload:
         for number in range(CONSUMERS):
             self._start(f"consumer-{number}", self._consume)
         self._start("watcher", self._watch_ends)
+
+    async def set_up_principals(self) -> None:
+        """Makes the principals of the seed."""
+        assert self.principals is not None
+        process = self._process("access-admin")
+        await process.run(self.principals.set_up(self._client(process)))
+
+    def start_guests(self) -> None:
+        """Starts the clients whose rights come and go, and the one that has none."""
+        assert self.principals is not None
+        for guest in self.principals.guests:
+            self._start(guest.name, self._be_a_guest)
+        self._start(self.principals.stranger.name, self._be_a_stranger)
+
+    async def end_guests(self) -> None:
+        """Returns once everything that guests sent has an outcome."""
+        assert self.principals is not None
+        self._has_guests = False
+        for login in (*self.principals.guests, self.principals.stranger):
+            await self._end(login.name)
 
     async def stop_sending(self) -> None:
         """Returns once every record that was sent has an outcome."""
@@ -213,7 +248,10 @@ class Workload:
         cluster = self._cluster
         endpoints = cluster.endpoints
         self._rng.shuffle(endpoints)
-        return Client(process.environment, cluster.client_identity, endpoints, cluster.config)
+        identity = cluster.client_identity
+        if self.principals is not None:
+            identity = self.principals.identity_of(process)
+        return Client(process.environment, identity, endpoints, cluster.config)
 
     def _start(self, name: str, work: Work) -> None:
         process = self._process(name)
@@ -260,6 +298,33 @@ class Workload:
         except DeliveryError:
             pass  # Each record's own outcome has the error.
         client.close()
+
+    @property
+    def _guest_places(self) -> list[TopicPartition]:
+        return [place for place in self.places if place.topic == self.topics[0]]
+
+    async def _be_a_guest(self, name: str, process: Process, rng: random.Random) -> None:
+        self.acknowledged_by[name] = 0
+
+        def acknowledged() -> None:
+            self.acknowledged_by[name] += 1
+
+        guest = Guest(
+            name, process, rng, self._client, self._guest_places, self.recorder, acknowledged
+        )
+        await guest.live(lambda: self._has_guests)
+
+    async def _be_a_stranger(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.principals is not None
+        cluster = self._cluster
+        client, victim = self._client(process), self.principals.guests[0].name
+        spy = Client(
+            process.environment, cluster.client_identity, cluster.endpoints, cluster.config
+        )
+        stranger = Stranger(name, client, spy, rng, self.places, self.recorder, victim)
+        await stranger.live(lambda: self._has_guests)
+        client.close()
+        spy.close()
 
     def _padding(self, rng: random.Random) -> bytes:
         """Padding of values."""

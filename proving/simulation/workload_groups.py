@@ -28,6 +28,7 @@ from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.link import NetworkHost
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
@@ -133,6 +134,16 @@ class GroupWorkload(Workload):
             "group_disconnect_grace_ms": rng.choice((300, 1_000)),
             "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
             "compaction_memory_bytes": rng.choice((2_048, 1 << 20)),
+        }
+
+    def rights(self) -> Rights:
+        read = may("read", "topic", COMPACTED)
+        return {
+            **super().rights(),
+            "keeper": may("write", "topic", COMPACTED),
+            "table-reader": read,
+            "final-table-reader": read,
+            "member": [*may("read", "topic", *self.topics), *may("read", "group", GROUP)],
         }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:

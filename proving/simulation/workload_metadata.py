@@ -30,6 +30,7 @@ from proving.simulation.buggify import Disturbance
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
 from proving.simulation.faults_metadata import OF_METADATA
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.workload import Workload
 from rayq import messages
@@ -144,6 +145,17 @@ class MetadataWorkload(Workload):
             "metadata_snapshot_records": rng.choice((10, 40, 10_000)),
             **buggify.options(cls.points),
         }
+
+    def rights(self) -> Rights:
+        change = [
+            *may("create", "topic", "changer-*"),
+            *may("delete", "topic", "changer-*", NOBODYS_TOPIC),
+            *may("alter", "topic", "changer-*"),
+            *may("alter_configs", "topic", "changer-*"),
+            *may("read", "topic", "changer-*"),
+            *may("write", "topic", "changer-*"),
+        ]
+        return {**super().rights(), "changer": change}
 
     def start(self) -> None:
         super().start()

@@ -22,6 +22,7 @@ from proving.simulation.files import Directory
 from proving.simulation.invariants import Invariants
 from proving.simulation.invariants_moves import MoveInvariants
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.recreated_topic import TOPIC as RECREATED
 from proving.simulation.recreated_topic import RecreatedTopic
@@ -31,6 +32,7 @@ from proving.simulation.world import Host
 from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
 from rayq.errors import RayqError
+from rayq.messages.acls import ANY, CLUSTER
 from rayq.records import TopicPartition
 from rayq.storage.data_directory import QUARANTINE, REMOVED_SUFFIX
 
@@ -65,6 +67,14 @@ class Operators(Workload):
             **super().cluster_options(rng),
             "replica_rebuild_delay_ms": rng.choice((None, None, 4_000, 9_000)),
         }
+
+    def rights(self) -> Rights:
+        operate = [
+            *may("alter", "cluster", CLUSTER),
+            *may("describe", "cluster", CLUSTER),
+            *may("describe", "topic", ANY),
+        ]
+        return {**super().rights(), "operator": operate, "last-operator": operate}
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         observe_others = super().observer(invariants)
@@ -249,6 +259,15 @@ class MovesWorkload(Operators):
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(cluster)
         self.recreated = RecreatedTopic(self.problems, self.topic_options)
+
+    def rights(self) -> Rights:
+        own = [
+            *may("create", "topic", RECREATED),
+            *may("delete", "topic", RECREATED),
+            *may("read", "topic", RECREATED),
+            *may("write", "topic", RECREATED),
+        ]
+        return {**super().rights(), "owner": own, "final-owner": own}
 
     def start(self) -> None:
         super().start()

@@ -34,6 +34,7 @@ from proving.simulation.loose_queue import TOPIC as LOOSE
 from proving.simulation.loose_queue import LooseQueue
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.queue_lives import Lives
 from proving.simulation.queue_tasks import TaskWorker
@@ -141,6 +142,29 @@ class QueueWorkload(Workload):
     @classmethod
     def conditions(cls, seed: int) -> AbstractContextManager[None]:
         return queue_bounds.lowered(seed)
+
+    def rights(self) -> Rights:
+        plans = [*self.plans.values(), *([] if self.loose is None else [self.loose.plan])]
+        queues = [plan.name for plan in plans]
+        topics = sorted({plan.topic for plan in plans})
+        dead = [f"{name}.dead" for name in queues]
+        describe = [*may("describe", "queue", *queues), *may("describe", "topic", *topics)]
+        return {
+            **super().rights(),
+            "watcher": describe,
+            "settled-watcher": describe,
+            "delayer": may("write", "topic", LATER),
+            "loose-writer": may("write", "topic", LOOSE),
+            "alterer": may("alter", "queue", *queues),
+            "worker": [*may("read", "queue", *queues), *may("read", "topic", *topics)],
+            "redriver": [
+                *may("alter", "queue", *queues),
+                *may("read", "queue", *queues),
+                *may("read", "topic", *topics, *dead),
+                *may("write", "topic", *topics, *dead, AGAIN),
+            ],
+            "final-queue-reader": may("read", "topic", *topics, *dead, AGAIN, LATER),
+        }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         invariants.on_committed = self.invariants.committed

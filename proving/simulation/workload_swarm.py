@@ -22,6 +22,7 @@ from proving.simulation.faults import Injection
 from proving.simulation.faults_groups import WITH_GROUPS
 from proving.simulation.faults_ordinary import AFTERMATHS, BETWEEN_STEPS, ORDINARY
 from proving.simulation.new_topic import create_topic
+from proving.simulation.principals import PRINCIPALS, Rights, may
 from proving.simulation.process import THREAD_S, Process
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
 from proving.simulation.trimmed_topic import TOPIC as TRIMMED
@@ -40,9 +41,9 @@ LARGE_VALUES = "large-values"
 LARGE_SEEDS_SHARE, LARGE_VALUES_SHARE = 0.2, 0.02
 LARGE_VALUE_BYTES = (100_000, 900_000)
 """Larger than segments and than many a fetch. They do not become smaller by compression."""
-FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES, CHARGED_TIME])
+FEATURES = frozenset([*CLIENTS, *FAULTS, *POINTS, LARGE_VALUES, CHARGED_TIME, PRINCIPALS])
 """Everything that a seed draws, by name: clients, kinds of faults, points of `buggify`, large
-values, charged time."""
+values, charged time, principals."""
 SLOW_THREADS_S = (0.001, 0.05)
 """The delays on a machine whose cores are all busy: jobs wait for a thread, and the loop hears
 late."""
@@ -140,6 +141,16 @@ class SwarmWorkload(GroupMovesWorkload):
             client.close()
 
         await process.run(create())
+
+    def rights(self) -> Rights:
+        read = may("read", "topic", TRIMMED)
+        return {
+            **super().rights(),
+            "trimmer": may("write", "topic", TRIMMED),
+            "trim-operator": [*read, *may("delete", "topic", TRIMMED)],
+            "trimmed-reader": read,
+            "final-trimmed-reader": read,
+        }
 
     def start(self) -> None:
         super().start()

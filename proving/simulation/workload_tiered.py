@@ -37,6 +37,7 @@ from proving.simulation.invariants_tiered import TieredInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.object_store import ProcessObjectStore
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.server_view import open_log_of, role_of
 from proving.simulation.trimmed_topic import PARTITIONS as TRIMMED_PARTITIONS
@@ -317,6 +318,24 @@ class TieredWorkload(RemoteStorage, Operators):
         if self.unclean is not None:
             await self._read_unclean_in_the_end(self.unclean, limit_s)
         return count
+
+    def rights(self) -> Rights:
+        read, trimmed = may("read", "topic", *self.topics), may("read", "topic", TRIMMED)
+        return {
+            **super().rights(),
+            "prober": read,
+            "direct-reader": read,
+            "trimmer": may("write", "topic", TRIMMED),
+            "trim-operator": [*may("delete", "topic", TRIMMED), *trimmed],
+            "trimmed-reader": trimmed,
+            "final-trimmed-reader": trimmed,
+            "trim-pinner": trimmed,
+            "trim-undertaker": [
+                *may("create", "topic", f"{BRIEF}*"),
+                *may("delete", "topic", f"{BRIEF}*"),
+                *may("write", "topic", f"{BRIEF}*"),
+            ],
+        }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         invariants.unclean_topics = frozenset([UNCLEAN])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
+from proving.simulation.atomic_jobs import ID as JOB
 from proving.simulation.atomic_jobs import AtomicJobs
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
@@ -27,6 +28,7 @@ from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
+from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.transaction_times import TransactionTimes
 from proving.simulation.workload import PRODUCERS, Workload
@@ -110,6 +112,30 @@ class TransactionWorkload(Workload):
             "offsets_topic_partitions": 1,
             "compaction_check_interval_ms": rng.choice((1_000, 3_000)),
             "compaction_memory_bytes": rng.choice((2_048, 1 << 20)),
+        }
+
+    def rights(self) -> Rights:
+        writers = [f"id-{number}" for number in range(WRITER_IDS)]
+        copiers = [f"copier-{number}" for number in range(COPIERS)]
+        read = may("read", "topic", *self.topics, PAIRS, COPIES)
+        job = [
+            *may("write", "topic", PAIRS),
+            *may("read", "topic", PAIRS),
+            *may("write", "transactional_id", JOB),
+        ]
+        return {
+            **super().rights(),
+            "reader": read,
+            "final-output-reader": read,
+            "cutter": [*read, *may("describe", "transactional_id", *writers, *copiers, JOB)],
+            "writer": [*may("write", "topic", PAIRS), *may("write", "transactional_id", *writers)],
+            "copier": [
+                *may("read", "topic", *self.topics),
+                *may("read", "group", GROUP),
+                *may("write", "topic", COPIES),
+                *may("write", "transactional_id", *copiers),
+            ],
+            "driver|executor": job,
         }
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:

@@ -1,0 +1,62 @@
+"""Bugs planted into who may do what: see `mutations`. The rules are those of docs/security.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proving.simulation.planting import Patch, plants
+from proving.simulation.server_view import ServerStream
+from rayq.actors.access import Access
+from rayq.core.access.acls import AclTable, AclVerdict
+from rayq.core.cluster import access_changes
+from rayq.wire.server import Server
+
+
+@plants("access 2", "connections outlive the token that opened them")
+def revoked_stays_connected() -> list[Patch]:
+    return [(Server, "end_revoked", lambda self: None)]
+
+
+@plants("access 2", "a server that hears of no controller serves principals as before")
+def patience_without_end() -> list[Patch]:
+    known_for = Access.known_for
+
+    def mutated(self: Any, duration_s: float) -> None:
+        known_for(self, 1000 * duration_s)
+
+    return [(Access, "known_for", mutated)]
+
+
+@plants("access 3", "an ACL that denies does not win over one that allows")
+def deny_ignored() -> list[Patch]:
+    decide = AclTable.decide
+
+    def mutated(
+        self: Any, principal: Any, operation: Any, resource_type: Any, name: str, host: str
+    ) -> AclVerdict:
+        allowing = AclTable(acl for acl in self if acl.permission == "allow")
+        return decide(allowing, principal, operation, resource_type, name, host)
+
+    return [(AclTable, "decide", mutated)]
+
+
+@plants("access 5", "a grant counts for as long as its connection lasts")
+def cache_outlives_change() -> list[Patch]:
+    update = Access.update
+
+    def mutated(self: Any, state: Any, names: Any) -> None:
+        version = self._version
+        update(self, state, names)
+        self._version = version
+
+    return [(Access, "update", mutated)]
+
+
+@plants("access 6", "a request that was held is answered without another check")
+def held_fetch_unchecked() -> list[Patch]:
+    return [(ServerStream, "_refusal", lambda self, request, now_s: None)]
+
+
+@plants("access 7", "the controller does for a superuser what a broker forwards", "metadata")
+def forwarded_as_superuser() -> list[Patch]:
+    return [(access_changes, "check_forwarded", lambda state, forward, request, now_ms: None)]
