@@ -30,8 +30,8 @@ from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.compacted_history import CompactedHistory
 from proving.simulation.derived_state import fault_of
 from proving.simulation.disk import SimulatedDisk
-from proving.simulation.invariants_audit import AuditJudge
 from proving.simulation.invariants_access import AccessJudge
+from proving.simulation.invariants_audit import AuditJudge
 from proving.simulation.log_batches import LogBatch, LogBatches, first_offset_of
 from proving.simulation.metadata_answers import MetadataJudge
 from proving.simulation.owner import Owner
