@@ -15,6 +15,7 @@ from rayq.wire.authentication import (
 )
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, HANDSHAKE_API, PREFIX, PREFIX_BYTES, encode_head
+from rayq.wire.tokens import PrincipalToken
 
 TIMEOUT_S = 5.0
 
@@ -25,9 +26,9 @@ class RawSocket:
     def __init__(self, at: tuple[str, int], *, timeout_s: float = TIMEOUT_S) -> None:
         self.socket = socket.create_connection(at, timeout=timeout_s)
 
-    def authenticate(self, key: bytes) -> None:
+    def authenticate(self, key: bytes | PrincipalToken) -> None:
         """Does the handshake. Raises RayqError, OSError."""
-        identity = Identity(role="client", key=key, cluster_id=None, broker=None)
+        identity = Identity.of_client(key, None)
         handshake = ClientHandshake(identity, os.urandom(NONCE_BYTES), None)
         for answer in (handshake.hello, lambda: handshake.answer(self.read_header())):
             header = answer()
@@ -47,11 +48,17 @@ class RawSocket:
         )
 
     def read_header(self) -> bytes:
-        length, _, flags, _, _, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
-        header = self._read(length + 4 - PREFIX_BYTES)[:header_bytes]
-        if flags & FLAG_ERROR:
+        """The header of the next answer. Raises the error that it is."""
+        _, is_error, header, _ = self.read_frame()
+        if is_error:
             raise decode_error(header)
         return header
+
+    def read_frame(self) -> tuple[int, bool, bytes, bytes]:
+        """The number of a request, whether the answer is an error, its header and its payload."""
+        length, _, flags, _, number, header_bytes = PREFIX.unpack(self._read(PREFIX_BYTES))
+        rest = self._read(length + 4 - PREFIX_BYTES)
+        return number, bool(flags & FLAG_ERROR), rest[:header_bytes], rest[header_bytes:]
 
     def _read(self, size: int) -> bytes:
         received = b""
