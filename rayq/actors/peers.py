@@ -94,13 +94,15 @@ class Peers:
             lambda: self._ask_coordinator(family, build),
         )
 
-    async def prolong(self, family: int, epoch: int, throttle_ms: int) -> None:
-        """Prolongs the transaction by a time for which its producer has to wait. Raises
-        TimeoutError if no coordinator answers within `PATIENCE_S`."""
+    async def prolong(
+        self, family: int, epoch: int, throttle_ms: int, *, principal: str | None
+    ) -> None:
+        """Prolongs the principal's transaction by a time for which its producer has to wait. Raises
+        AuthorizationError, and TimeoutError if no coordinator answers within `PATIENCE_S`."""
 
         def build(where: str, number: int, leader_epoch: int) -> messages.ProlongTransaction:
             return messages.ProlongTransaction(
-                where, number, leader_epoch, family, epoch, throttle_ms
+                where, number, leader_epoch, family, epoch, throttle_ms, principal
             )
 
         await self._ask_coordinator(family, build)

@@ -139,7 +139,8 @@ class SealPartitionResponse(Response, frozen=True):
 class SealPartition(ToLeader[SealPartitionResponse], frozen=True):
     """Sent by the owner of a sealed transaction to the leader of each participant, which takes no
     more of its batches from now on: it asks the coordinator first. The answer lists what is there,
-    once that is committed. Raises TransactionEnded."""
+    once that is committed. Raises TransactionEnded, and Authorization if the transaction is another
+    principal's."""
 
     api: ClassVar[int] = 77
     quotas: ClassVar[tuple[QuotaName, ...]] = ()
@@ -222,9 +223,12 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
 
     api: ClassVar[int] = 74
     quotas: ClassVar[tuple[QuotaName, ...]] = ()
-    rights: ClassVar[Rights] = (Right("alter", "cluster"),)
+    rights: ClassVar[Rights] = ()
     family: Family
     epoch: TransactionEpoch
+    transactional_id: TransactionalId | None = None
+    """The id whose transaction it is: another's is not aborted, and whoever may alter this id may
+    ask. None: any, for whoever may alter the cluster."""
 
 
 # --- between servers ----------------------------------------------------------------------------
@@ -256,6 +260,8 @@ class ProlongTransaction(ToTransactionCoordinator[Done], frozen=True):
     family: Family
     epoch: TransactionEpoch
     throttle_ms: Milliseconds
+    principal: Name | None = None
+    """The principal that has used up its quota: nobody prolongs another's transaction."""
 
 
 OUTCOMES_OVER = ("committed", "aborted", "unknown")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rayq import Cluster, TopicPartition
+from rayq import Cluster, TopicPartition, messages
 from rayq.core.access.audit import AuditLine
-from rayq.errors import AuthorizationError
+from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
+from rayq.errors import AuthorizationError, TransactionAbortedError
+from rayq.messages.transaction_ids import coordinator_partition
+from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
 from tests.local.principal_support import Named
@@ -102,3 +107,112 @@ def test_a_queue_does_not_write_its_dead_letters_into_anothers_topic(
         connection.create_queue(queue, topic=topic, dead_letters="discard").close()
         with pytest.raises(AuthorizationError):
             connection.admin.alter_queue(queue, dead_letters="keep")
+
+
+# --- families -------------------------------------------------------------------------------------
+
+
+def test_nobody_writes_in_the_transaction_of_another(
+    cluster: LocalCluster, topic: str
+) -> None:
+    """Whoever may write to a topic can guess or read the producer ids of those that do."""
+    name = f"id-of-{topic}"
+    may_write = ("write", "topic", topic), ("read", "topic", topic)
+    anna = Named(cluster, *may_write, ("write", "transactional_id", name))
+    ben = Named(cluster, *may_write)
+    with anna.connect() as connection, connection.producer(transactional_id=name) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"hers").result(60)
+        (listed,) = cluster.admin.list_transactions()
+        family, epoch = listed.producer_id, listed.epoch
+        with ben.connect() as other:
+            for sequence in (0, 1, 7):
+                with pytest.raises(AuthorizationError, match=f"Principal '{ben.name}' may not"):
+                    append(other, topic, family, epoch, sequence)
+            with pytest.raises(AuthorizationError):
+                seal(other, topic, family, epoch)
+            with pytest.raises(AuthorizationError):
+                other.admin.abort_transaction(name)
+            with pytest.raises(AuthorizationError):
+                other.producer(transactional_id=name).begin_transaction()
+        producer.send(topic, b"too").result(60)
+        producer.commit_transaction()
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        assert [record.value for record in consumer.until_end(60)] == [b"hers", b"too"]
+
+
+def test_whoever_may_alter_an_id_aborts_its_transaction_and_no_other(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = f"id-of-{topic}"
+    operator = Named(cluster, ("alter", "transactional_id", name))
+    with cluster.producer(transactional_id=name) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"v").result(60)
+        (listed,) = (one for one in cluster.admin.list_transactions() if one.partitions)
+        with operator.connect() as connection:
+            other = Named(cluster, ("alter", "transactional_id", "another"))
+            with other.connect() as stranger:
+                abort_as(stranger, name, "another", listed.producer_id, listed.epoch)
+            assert cluster.admin.describe_transaction(name).transactions[0].state == "open"
+            connection.admin.abort_transaction(name)
+        with pytest.raises(TransactionAbortedError):
+            producer.commit_transaction()
+
+
+def abort_as(cluster: Cluster, name: str, claimed: str, family: int, epoch: int) -> None:
+    """Names an id whose transactions it may abort, and the family of the other one."""
+    client, background = cluster.shared_client()
+
+    async def work() -> None:
+        topic = await client.topic(TRANSACTIONS_TOPIC, timeout_s=60)
+        await client.ask_leader(
+            TRANSACTIONS_TOPIC,
+            coordinator_partition(name, len(topic.partitions)),
+            lambda topic_id, leader: messages.AbortTransaction(
+                topic_id,
+                coordinator_partition(name, len(topic.partitions)),
+                leader.epoch,
+                family,
+                epoch,
+                claimed,
+            ),
+            timeout_s=60,
+            attempt_timeout_s=5,
+        )
+
+    background.run(work())
+
+
+def append(cluster: Cluster, topic: str, family: int, epoch: int, sequence: int) -> None:
+    batch = encode_batch(
+        [b"forged"],
+        timestamps_ms=1,
+        producer_id=family,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+    ask(
+        cluster,
+        topic,
+        lambda topic_id, leader: messages.Produce(topic_id, 0, leader.epoch, -1, 10_000),
+        bytes(batch),
+    )
+
+
+def seal(cluster: Cluster, topic: str, family: int, epoch: int) -> None:
+    ask(
+        cluster,
+        topic,
+        lambda topic_id, leader: messages.SealPartition(topic_id, 0, leader.epoch, family, epoch),
+    )
+
+
+def ask(cluster: Cluster, topic: str, build: Any, payload: bytes = b"") -> None:
+    client, background = cluster.shared_client()
+    background.run(
+        client.exchange_with_leader(
+            topic, 0, build, payload, timeout_s=60, attempt_timeout_s=20
+        )
+    )

@@ -16,6 +16,7 @@ from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.errors import AuthorizationError, RayqError
 from rayq.messages.access import TokenVerifiers
 from rayq.messages.acls import Acl, AclFilter
+from rayq.messages.transaction_ids import make_family
 from tests.wire.recorded_messages import example_of
 
 CLIENT_REQUESTS = [
@@ -269,6 +270,7 @@ def test_a_queue_that_holds_or_deletes_records_needs_to_alter_the_topic(
         ({"dead_letters": "keep"}, NAMES, True, True),
         ({"dead.letters": "keep"}, NAMES, True, True),
         ({"dead.letters": "discard"}, NAMES, False, False),
+        ({"dead_letters": "stay"}, NAMES, False, False),
         ({"dead_letters": "keep"}, NothingExists(), False, False),
     ],
 )
@@ -281,6 +283,14 @@ def test_dead_letters_go_into_a_topic_of_that_name_only_for_who_may_write_there(
     assert (write in needed_by(create, names)) == on_creation
     alter = messages.AlterQueue(name="billing", config=config)
     assert (write in needed_by(alter, names)) == on_change
+
+
+def test_the_transaction_of_an_id_is_aborted_by_who_may_alter_the_id() -> None:
+    family = make_family(0, 1)
+    named = messages.AbortTransaction("T", 0, 1, family, 2, "payments")
+    assert needs(named) == [("alter", "transactional_id", "payments")]
+    any_id = messages.AbortTransaction("T", 0, 1, family, 2)
+    assert needs(any_id) == [("alter", "cluster", "cluster")]
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,20 @@ def test_only_its_principal_and_superusers_write_in_a_transaction(transaction: A
         join_as(begun(VALUE, transaction), KEY, "orders")  # A superuser's.
 
 
+def test_a_stranger_prolongs_no_transaction() -> None:
+    of = begun(replace(VALUE, principal="orders"))
+    of.state.deadlines_s[KEY] = 10.0
+    with pytest.raises(AuthorizationError):
+        transaction_requests.throttled(
+            of.state, KEY, 5_000, now_s=0, now_ms=of.now_ms, principal="billing"
+        )
+    assert of.state.deadlines_s[KEY] == 10.0
+    transaction_requests.throttled(
+        of.state, KEY, 5_000, now_s=0, now_ms=of.now_ms, principal="orders"
+    )
+    assert of.state.deadlines_s[KEY] == 15.0
+
+
 def test_the_ten_latest_former_owners_are_known() -> None:
     of = Coordinator()
     for number in range(12):

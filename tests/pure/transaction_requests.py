@@ -61,9 +61,15 @@ def touch(
 
 
 def throttled(
-    state: TransactionState, key: TransactionKey, throttle_ms: int, *, now_s: float, now_ms: int
+    state: TransactionState,
+    key: TransactionKey,
+    throttle_ms: int,
+    *,
+    now_s: float,
+    now_ms: int,
+    principal: str | None = None,
 ) -> list[Record]:
-    request = messages.ProlongTransaction(*WHERE, *key, throttle_ms)
+    request = messages.ProlongTransaction(*WHERE, *key, throttle_ms, principal)
     return decide(state, request, now_s=now_s, now_ms=now_ms)
 
 

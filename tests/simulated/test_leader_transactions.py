@@ -287,6 +287,32 @@ def test_what_a_stranger_sends_holds_up_nobody() -> None:
     leading(work)
 
 
+def test_a_stranger_does_not_seal_a_transaction() -> None:
+    """Else its partition would ask the coordinator again before each batch, as often as he says."""
+
+    async def work(led: Led) -> None:
+        led.coordinators.principal = "orders"
+        led.produce(principal="orders")
+        await led.settle()
+        await led.copied()
+        request = messages.SealPartition("id", 0, LEADER_EPOCH, FAMILY, 0)
+        with pytest.raises(AuthorizationError):
+            await led.leader.transactions.seal_as("billing", request)
+        asked = len(led.coordinators.asked)
+        led.produce(sequence=1, principal="orders")
+        assert led.end == 2 and len(led.coordinators.asked) == asked
+        await led.copied()
+        led.coordinators.refusal = TransactionEndedError("sealed")
+        answer = await led.leader.transactions.seal_as("orders", request)
+        assert answer.written == [(FAMILY, 2)]
+        refused = led.waiting(sequence=2, principal="orders")
+        await led.settle()
+        with pytest.raises(TransactionEndedError):
+            refused.result()
+
+    leading(work)
+
+
 def test_a_stranger_neither_fences_a_producer_nor_takes_its_sequences() -> None:
     """Ids without transactions are drawn in turn, so anybody guesses them."""
 

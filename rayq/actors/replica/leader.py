@@ -244,7 +244,7 @@ class Leader:
         if peer.throttle is not None:
             throttle_s = peer.throttle.throttled_s(messages.Produce)
             if throttle_s > 0:
-                self.transactions.throttled(payload, throttle_s)
+                self.transactions.throttled(payload, throttle_s, peer.principal)
         return answer
 
     @answers_peer(messages.Fetch)

@@ -8,14 +8,15 @@ docs/protocol.md, rules 25 to 28.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from rayq import messages
-from rayq.actors.handlers import answers
+from rayq.actors.handlers import answers, answers_peer
 from rayq.actors.peers import Peers
 from rayq.actors.purgatory import Purgatory
 from rayq.actors.replica.replica_log import ReplicaLog
@@ -36,6 +37,7 @@ from rayq.messages.transaction_ids import coordinator_of, family_of, is_transact
 from rayq.metrics import Sample
 from rayq.storage.batch import BatchHeader, Marker, read_header
 from rayq.storage.open_transactions import OpenTransactions
+from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -120,7 +122,7 @@ class LeaderTransactions:
         self._admission = TransactionAdmission()
         self._waiting: dict[Writer, list[_WaitingBatch]] = {}
         """Waiting batches, in the order of arrival."""
-        self._throttled_until_s: dict[Key, float] = {}
+        self._throttled_until_s: dict[tuple[int, int, str | None], float] = {}
         """Time up to which the coordinators of transactions were told that producers wait."""
         self._joining: dict[tuple[int, int, str | None], asyncio.Task[None]] = {}
         """Questions to coordinators, by family, epoch and principal."""
@@ -191,13 +193,14 @@ class LeaderTransactions:
         )
         return answer
 
-    def throttled(self, payload: memoryview, throttle_s: float) -> None:
+    def throttled(self, payload: memoryview, throttle_s: float, principal: str | None) -> None:
         """Tells the coordinator of a batch's transaction that its producer has to wait."""
         header = read_header(payload)
         if not is_transactional(header.producer_id):
             return
         assert header.producer_id is not None
-        key, now_s = (family_of(header.producer_id), header.producer_epoch), self._clock.monotonic()
+        now_s = self._clock.monotonic()
+        key = family_of(header.producer_id), header.producer_epoch, principal
         until_s = now_s + throttle_s
         if until_s < self._throttled_until_s.get(key, 0.0) + THROTTLE_TOLD_S:
             return  # It has been told of nearly all of that.
@@ -210,9 +213,11 @@ class LeaderTransactions:
             self._prolong(*key, math.ceil(throttle_ms)), f"prolong a transaction of {self._where}"
         )
 
-    async def _prolong(self, family: int, epoch: int, throttle_ms: int) -> None:
+    async def _prolong(
+        self, family: int, epoch: int, principal: str | None, throttle_ms: int
+    ) -> None:
         try:
-            await self._peers.prolong(family, epoch, throttle_ms)
+            await self._peers.prolong(family, epoch, throttle_ms, principal=principal)
         except RayqError as error:  # Its coordinator cannot time it out either, while it is away.
             logger.info("transaction %d:%d was not prolonged: %s", family, epoch, error)
 
@@ -317,7 +322,31 @@ class LeaderTransactions:
         deadline_s = self._clock.monotonic() + MARKER_WAIT_S
         return waiting.add(end_offset, answer, deadline_s=deadline_s)
 
-    @answers(messages.SealPartition)
+    @answers_peer(messages.SealPartition)
+    def _answer_seal(
+        self, peer: Peer, request: messages.SealPartition, _: memoryview
+    ) -> messages.SealPartitionResponse | Awaitable[messages.SealPartitionResponse]:
+        if peer.principal is None:
+            return self.seal(request)
+        return self.seal_as(peer.principal, request)
+
+    async def seal_as(
+        self, principal: str, request: messages.SealPartition
+    ) -> messages.SealPartitionResponse:
+        """Seals for a named principal, which the coordinator has to know: seals of strangers would
+        make the partition join again and again."""
+        with contextlib.suppress(TransactionEndedError):  # It is sealed, or of no id.
+            await self._peers.join(
+                request.family,
+                request.epoch,
+                self._assignment.topic_id,
+                self._assignment.partition,
+                principal=principal,
+            )
+        self._check()
+        answer = self.seal(request)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
     def seal(
         self, request: messages.SealPartition
     ) -> messages.SealPartitionResponse | asyncio.Future[messages.SealPartitionResponse]:

@@ -214,7 +214,10 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         key = TransactionKey(request.family, request.epoch)
         transaction = self.state.transactions.get(key)
         if transaction is not None:
-            await self._draw_family_for(transaction.transactional_id)
+            name = transaction.transactional_id
+            if request.transactional_id not in (None, name):
+                return await self._answer(lambda: Decision([], messages.Done))
+            await self._draw_family_for(name)
         return await self._answer(lambda: Decision(self._abort(key), messages.Done))
 
     def _summaries(self, name: str) -> list[messages.TransactionSummary]:

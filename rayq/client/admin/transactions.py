@@ -75,7 +75,7 @@ class TransactionAdmin(AdminMethods):
             )
         await _coordinator(call, transactional_id).ask(
             lambda topic, number, epoch: AbortTransaction(
-                topic, number, epoch, found.producer_id, found.epoch
+                topic, number, epoch, found.producer_id, found.epoch, transactional_id
             ),
             timeout_s=call.left_s,
         )

@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rayq import messages
+from rayq.config import QueueConfig
 from rayq.core.access.acls import IMPLIED_BY, AclTable, AclVerdict
 from rayq.core.access.unknown import unknown_partition, unknown_queue, unknown_topic
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
 from rayq.errors import AuthorizationError, RayqError
 from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
+
+KEEP = QueueConfig.dead_letters
+"""The value of `dead_letters` by default: a queue writes them to a topic."""
 
 
 class Names(Protocol):
@@ -296,12 +300,20 @@ def _describe_acls(request: messages.DescribeAcls, _: Names) -> Iterator[Needed]
         yield Needed("describe", "principal", request.filter.principal)
 
 
+def _abort_transaction(request: messages.AbortTransaction, _: Names) -> Iterator[Needed]:
+    """The coordinator aborts no transaction of another id than the one that is named."""
+    if request.transactional_id is None:
+        yield Needed("alter", "cluster", CLUSTER)
+    else:
+        yield Needed("alter", "transactional_id", request.transactional_id)
+
+
 def _create_queue(request: messages.CreateQueue, names: Names) -> Iterator[Needed]:
     if request.partitions is not None:
         yield Needed("create", "topic", request.topic)
     elif _owns_its_topic(request.config):
         yield Needed("alter", "topic", request.topic)
-    if _plain(request.config).get("dead_letters") != "discard":
+    if _plain(request.config).get("dead_letters", KEEP) == KEEP:
         yield from _dead_letters(request.name, names)
 
 
@@ -309,7 +321,7 @@ def _alter_queue(request: messages.AlterQueue, names: Names) -> Iterator[Needed]
     topic = names.topic_of_queue(request.name)
     if topic is not None and _owns_its_topic(request.config):
         yield Found("alter", "topic", topic)
-    if _plain(request.config).get("dead_letters", "discard") != "discard":
+    if _plain(request.config).get("dead_letters") == KEEP:
         yield from _dead_letters(request.name, names)
 
 
@@ -350,6 +362,7 @@ _NAMES_OF_IDS: dict[str, Callable[[Names, str], str | None]] = {
 """The fields that name a resource by its id."""
 
 NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterator[Needed]]] = {
+    messages.AbortTransaction: _abort_transaction,
     messages.CommitOffsets: _commit_offsets,
     messages.FetchCommitted: _fetch_committed,
     messages.SetGroupOffsets: _set_group_offsets,

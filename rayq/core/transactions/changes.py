@@ -315,7 +315,9 @@ def prolong(state: TransactionState, by_s: float) -> None:
 def prolong_throttled(
     state: TransactionState, request: messages.ProlongTransaction, times: Times
 ) -> Decision[Record, messages.Done]:
-    """Prolongs a transaction by the time for which its producer has to wait from now on."""
+    """Prolongs a transaction by the time for which its producer has to wait from now on. Raises the
+    error of `_check_principal`."""
+    _check_principal(state, _key(request), request.principal)
     key, until_s = _key(request), times.now_s + request.throttle_ms / 1000
     transaction, deadline_s = state.transactions.get(key), state.deadlines_s.get(key)
     if transaction is not None and deadline_s is not None:
