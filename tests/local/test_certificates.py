@@ -23,7 +23,7 @@ from rayq.config import ClusterConfig
 from rayq.errors import AuthenticationError, AuthorizationError, ConfigError, RayqError
 from rayq.testing import LocalCluster
 from rayq.wire.certificates import CertificatePrincipals
-from tests.local.support import FAST, eventually
+from tests.local.support import FAST, eventually, read_all, values
 
 LATER = datetime.timedelta(days=1)
 
@@ -150,8 +150,11 @@ def test_a_certificate_of_the_clients_authority_is_its_principal_without_a_token
         with pytest.raises(AuthenticationError, match=f"rayq principal create {anna}"):
             connection.admin.list_topics(timeout_s=5)
         secure.admin.create_principal(anna)
-        secure.admin.create_acls(Acl(anna, "allow", "create", "topic", "hers"))
+        secure.admin.create_acls(Acl(anna, "allow", "all", "topic", "hers"))
         connection.create_topic("hers")
+        with connection.producer() as producer:
+            producer.send("hers", b"v").result(60)
+        assert values(read_all(connection, "hers")) == [b"v"]
         with pytest.raises(AuthorizationError, match=f"Principal '{anna}' may not create"):
             connection.create_topic("others")
         with pytest.raises(ConfigError, match="has no token"):

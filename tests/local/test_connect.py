@@ -28,6 +28,7 @@ from rayq.runtime.current_cluster import Current, write_current
 from rayq.runtime.ray import connecting
 from rayq.runtime.ray.specs import ClusterSpec
 from rayq.testing import LocalCluster
+from tests.local.support import read_all, values
 
 RAY_ADDRESS = "127.0.0.1:1"
 
@@ -349,6 +350,12 @@ def test_a_program_in_ray_is_the_superuser_or_whom_the_config_names_or_its_own_t
     assert is_of(rayq.connect(token=token)) == "anna-of-ray"
     in_ray("inside")
     assert is_of(rayq.connect()) == "inside"
+    cluster.admin.create_acls(rayq.Acl("inside", "allow", "all", "topic", "of-inside"))
+    with rayq.connect() as connection:
+        connection.create_topic("of-inside")
+        with connection.producer() as producer:
+            producer.send("of-inside", b"v").result(60)
+        assert values(read_all(connection, "of-inside")) == [b"v"]
     assert is_of(pickle.loads(pickle.dumps(rayq.connect()))) == "inside", "as tasks get it"
     assert is_of(rayq.connect(token=cluster.token)) == "superuser"
     with pytest.raises(ConfigError, match="rayq token create inside"):
