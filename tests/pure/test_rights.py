@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import msgspec
@@ -145,7 +146,8 @@ def test_a_stranger_is_refused_and_told_the_command_that_would_allow_it(kind: ty
     if type(needed[0]) is Needed and not is_at_hidden_place(request):
         operation, resource_type, name = needed[0]
         assert isinstance(error, AuthorizationError)
-        assert str(error).endswith(f"rayq acl add anna {operation} {resource_type} {name}")
+        command = shlex.join(("rayq", "acl", "add", "anna", operation, resource_type, name))
+        assert str(error).endswith(command)
 
 
 def is_at_hidden_place(request: messages.AnyRequest) -> bool:

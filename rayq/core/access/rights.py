@@ -11,6 +11,7 @@ configure them is to alter it, and only servers write them.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -228,11 +229,10 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
         if needed.resource_type == "cluster"
         else f"{needed.resource_type} {needed.name!r}"
     )
-    operation, resource_type, name = of_cluster
+    command = shlex.join(("rayq", "acl", "add", principal, *of_cluster))
     return AuthorizationError(
         f"Principal {principal!r} may not {needed.operation} {resource}: {why}. Whoever "
-        f"administers the cluster can allow it: rayq acl add {principal} {operation} "
-        f"{resource_type} {name}"
+        f"administers the cluster can allow it: {command}"
     )
 
 
