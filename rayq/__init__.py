@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         OutcomeUnknownError,
         ProducerFencedError,
         QueueExistsError,
+        QuotaLimitError,
         RayqError,
         RecordTooLargeError,
         SerializationError,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         UnreadableRecordError,
     )
     from rayq.messages.acls import Acl
+    from rayq.messages.quotas import Quota
     from rayq.metrics import Sample
     from rayq.records import (
         BrokerInfo,
@@ -144,6 +146,7 @@ _HOMES = {
     "rayq.core.capacity.check": ("CapacityCheck",),
     "rayq.entry": ("connect", "start"),
     "rayq.messages.acls": ("Acl",),
+    "rayq.messages.quotas": ("Quota",),
     "rayq.metrics": ("Sample",),
     "rayq.client.serialization": (
         "json_deserializer",
@@ -242,6 +245,8 @@ __all__ = [
     "QueuePartitionInfo",
     "QueueRecordInfo",
     "QueueTask",
+    "Quota",
+    "QuotaLimitError",
     "RayqError",
     "Reassignment",
     "Record",

@@ -26,6 +26,7 @@ from rayq.cli import (
     produce,
     queue_records,
     queues,
+    quotas,
     restore,
     servers,
     status,
@@ -127,6 +128,14 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
             "list": acls.list_acls,
             "remove": acls.remove,
             "check": acls.check,
+        },
+    ),
+    "quota": (
+        "Limits of what principals may use.",
+        {
+            "set": quotas.set_quota,
+            "list": quotas.list_quotas,
+            "remove": quotas.remove,
         },
     ),
     "storage": (

@@ -9,7 +9,14 @@ import msgspec
 
 from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, QuotaName, Right, Rights
 from rayq.messages.any_broker import Change
-from rayq.messages.base import CheckedName, Name, Response, ToBroker
+from rayq.messages.base import (
+    CheckedName,
+    Counter,
+    Milliseconds,
+    Name,
+    Response,
+    ToBroker,
+)
 
 SHARED_QUOTAS: tuple[QuotaName, ...] = (
     "producer_byte_rate",
@@ -98,11 +105,17 @@ class RemoveQuota(Change, frozen=True):
 
 class DescribeQuotasResponse(Response, frozen=True):
     quotas: list[Quota]
+    version: int = 0
+    """Metadata version, as that of `MetadataResponse`."""
 
 
 class DescribeQuotas(ToBroker[DescribeQuotasResponse], frozen=True):
-    """Lists all quotas."""
+    """Lists all quotas: the default, then those of principals, sorted by name. The broker waits up
+    to `wait_ms` for metadata of at least `version_min`, then answers by what it has."""
 
     api: ClassVar[int] = 152
     rights: ClassVar[Rights] = (Right("describe", "cluster"),)
+    ends_with_connection: ClassVar[bool] = True
+    version_min: Counter = 0
+    wait_ms: Milliseconds = 0
     checked_when_answered: ClassVar[bool] = True

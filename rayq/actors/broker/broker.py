@@ -520,9 +520,9 @@ class Broker:
 
     @answers_peer(messages.DescribeQuotas)
     def _describe_quotas(
-        self, peer: Peer, _: messages.DescribeQuotas, __: memoryview
-    ) -> messages.DescribeQuotasResponse:
-        return self._answers.quotas(peer)
+        self, peer: Peer, request: messages.DescribeQuotas, _: memoryview
+    ) -> Awaitable[messages.DescribeQuotasResponse]:
+        return self._answers.quotas(peer, request)
 
     @answers_peer(messages.DescribeObjectStore)
     def _describe_object_store(

@@ -171,15 +171,19 @@ class MetadataAnswers:
         topic = self._metadata.state.topic_of_queue(name)
         return view.shows("queue", name) and topic is not None and view.shows("topic", topic)
 
-    def quotas(self, peer: Peer) -> messages.DescribeQuotasResponse:
-        view = self.view(peer)
-        return messages.DescribeQuotasResponse(
-            [
+    async def quotas(
+        self, peer: Peer, request: messages.DescribeQuotas
+    ) -> messages.DescribeQuotasResponse:
+        await self._metadata.wait_for_version(request.version_min, request.wait_ms)
+        async with peer.room.take(ANSWER_BYTES_MAX):
+            view = self.view(peer)
+            shown = [
                 quota
                 for quota in self._metadata.state.quotas
                 if quota.principal is None or shows(view, "principal", quota.principal)
             ]
-        )
+            shown.sort(key=lambda quota: (quota.principal or "", quota.client_id or ""))
+            return messages.DescribeQuotasResponse(shown, self._metadata.version)
 
     def object_store(
         self, peer: Peer, url: str | None, objects: ObjectStoreAccess | None

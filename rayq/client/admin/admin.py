@@ -17,6 +17,7 @@ from rayq.client.admin.capacity import CapacityAdmin
 from rayq.client.admin.groups import GroupAdmin
 from rayq.client.admin.moves import MoveAdmin
 from rayq.client.admin.queues import QueueAdmin
+from rayq.client.admin.quotas import QuotaAdmin
 from rayq.client.admin.remote import RemoteAdmin
 from rayq.client.admin.topics import TopicAdmin
 from rayq.client.admin.transactions import TransactionAdmin
@@ -55,6 +56,7 @@ class AdminCore:
 class AsyncAdmin(
     CapacityAdmin,
     AuditAdmin,
+    QuotaAdmin,
     AccessAdmin,
     QueueAdmin,
     RemoteAdmin,
@@ -170,5 +172,8 @@ class Admin:
     delete_acls = _blocking(AsyncAdmin.delete_acls)
     list_acls = _blocking(AsyncAdmin.list_acls)
     check_acl = _blocking(AsyncAdmin.check_acl)
+    set_quota = _blocking(AsyncAdmin.set_quota)
+    remove_quota = _blocking(AsyncAdmin.remove_quota)
+    list_quotas = _blocking(AsyncAdmin.list_quotas)
     plan = _blocking(AsyncAdmin.plan)
     check_plan = _blocking(AsyncAdmin.check_plan)

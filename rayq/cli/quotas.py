@@ -1,0 +1,167 @@
+"""`rayq quota`: set, list, remove."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, get_args
+
+import msgspec
+import typer
+
+from rayq.cli import output
+from rayq.cli.confirm import Yes, agree, check_can_ask
+from rayq.cli.current import connected
+from rayq.cli.options import ClusterAddress, Json, complete_principal
+from rayq.cli.values import WrongUseError
+from rayq.messages import Quota
+from rayq.messages.acls import QuotaName
+
+QUOTAS: tuple[QuotaName, ...] = get_args(QuotaName)
+
+IsDefault = Annotated[
+    bool,
+    typer.Option("--default", help="Of each principal that has no such limit of its own."),
+]
+ClientId = Annotated[
+    str | None,
+    typer.Option("--client-id", metavar="ID", help="Only of clients that call themselves so."),
+]
+
+
+def set_quota(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PRINCIPAL] NAME=VALUE...",
+            help=f"NAME is one of {', '.join(QUOTAS)}.",
+            show_default=False,
+        ),
+    ],
+    default: IsDefault = False,
+    client_id: ClientId = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Limit what a principal may use of the cluster. Limits that are not named stay.
+
+    Rates are per second, in the whole cluster. Who uses more has to wait; no request fails.
+    """
+    principal, rest = _who(words, default)
+    limits: dict[str, float] = dict(_limit(word) for word in rest)
+    if not limits:
+        raise WrongUseError(f"Give a limit, such as {QUOTAS[0]}=1000000.")
+    with connected(cluster) as connection:
+        connection.admin.set_quota(principal, client_id=client_id, **limits)
+    if json:
+        output.print_json(msgspec.structs.asdict(Quota(principal, client_id, limits)))
+        return
+    for name, value in limits.items():
+        output.say(f"Set {name} of {_shown(principal, client_id)} to {value:.15g}.")
+
+
+def list_quotas(
+    principal: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"
+        ),
+    ] = None,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """List the limits of all principals, or those that hold for one, with the default."""
+    with connected(cluster) as connection:
+        quotas = connection.admin.list_quotas()
+    if principal is not None:
+        quotas = [quota for quota in quotas if quota.principal in (principal, None)]
+    if json:
+        output.print_json([msgspec.structs.asdict(quota) for quota in quotas])
+        return
+    output.table(
+        ("principal", "client id", "quota", "value"),
+        [
+            (
+                "by default" if quota.principal is None else quota.principal,
+                quota.client_id or "",
+                name,
+                f"{value:.15g}",
+            )
+            for quota in quotas
+            for name, value in quota.limits.items()
+        ],
+        optional=("client id",),
+    )
+
+
+def remove(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PRINCIPAL] [NAME...]",
+            help="Names of limits. Without one, all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    default: IsDefault = False,
+    client_id: ClientId = None,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Remove limits of a principal. Whoever waits for one goes on at once."""
+    principal, rest = _who(words or [], default)
+    names = [_quota_name(word) for word in rest]
+    who = _shown(principal, client_id)
+    check_can_ask(yes)
+    with connected(cluster) as connection:
+        there = [
+            name
+            for quota in connection.admin.list_quotas()
+            if (quota.principal, quota.client_id) == (principal, client_id)
+            for name in quota.limits
+        ]
+        removed = [name for name in there if not names or name in names]
+        if removed:
+            agree(f"Remove {', '.join(removed)} of {who}?", yes)
+            connection.admin.remove_quota(principal, removed, client_id=client_id)
+    if json:
+        output.print_json({"principal": principal, "client_id": client_id, "removed": removed})
+    else:
+        output.say(f"Removed {', '.join(removed)} of {who}." if removed else f"{who} has none.")
+
+
+# --- what is typed --------------------------------------------------------------------------------
+
+
+def _who(words: list[str], is_default: bool) -> tuple[str | None, list[str]]:
+    """The principal (None: the default), and the other words."""
+    if is_default:
+        return None, words
+    if not words or "=" in words[0]:
+        raise WrongUseError("Whose limits? Give a principal first, or --default.")
+    return words[0], words[1:]
+
+
+def _shown(principal: str | None, client_id: str | None) -> str:
+    who = "each principal by default" if principal is None else principal
+    return who if client_id is None else f"{who}, client id {client_id}"
+
+
+def _limit(word: str) -> tuple[QuotaName, float]:
+    name, separator, value = word.partition("=")
+    if not separator:
+        raise WrongUseError(f"{word!r} sets nothing: write NAME=VALUE.")
+    quota = _quota_name(name)
+    try:
+        return quota, float(value)
+    except ValueError:
+        raise WrongUseError(f"{value!r} is no number: {quota} takes one from 0.") from None
+
+
+def _quota_name(text: str) -> QuotaName:
+    word = text.strip().lower().replace("-", "_").replace(".", "_")
+    if word in QUOTAS:
+        return word
+    near = difflib.get_close_matches(word, QUOTAS, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"It is one of {', '.join(QUOTAS)}."
+    raise WrongUseError(f"{text!r} is no quota. {hint}")

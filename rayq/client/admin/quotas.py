@@ -1,0 +1,117 @@
+"""Administration of quotas: how much principals may use of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast, get_args
+
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.arguments import shown
+from rayq.client.timeouts import takes_timeout
+from rayq.errors import InvalidRequestError
+from rayq.messages import (
+    ConfirmMetadata,
+    DescribeQuotas,
+    DescribeQuotasResponse,
+    Quota,
+    RemoveQuota,
+    SetQuota,
+)
+from rayq.messages.acls import QuotaName
+
+NUMBER_MAX = 1e300
+WAIT_MS = 1_000
+"""Time that a broker may take until it has heard of what this client knows already."""
+
+
+class QuotaAdmin(AdminMethods):
+    """Methods of `AsyncAdmin` about quotas."""
+
+    @takes_timeout
+    async def set_quota(
+        self,
+        principal: str | None,
+        /,
+        *,
+        client_id: str | None = None,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+        **limits: float,
+    ) -> None:
+        """Limits what a principal may use of the cluster, such as
+        `set_quota("billing", producer_byte_rate=5_000_000)`. Limits that are not named stay as they
+        are. With `client_id` it is about those of its clients alone. The principal None is the
+        default, which each principal has that has no such limit of its own. The most specific one
+        holds.
+
+        `producer_byte_rate`, `consumer_byte_rate` (bytes), `take_rate` (records from queues) and
+        `controller_mutation_rate` (partitions created and deleted) are per second, in the whole
+        cluster. Who uses more has to wait: no request fails, and heartbeats, commits,
+        acknowledgements and ends of transactions never wait. For each server process hold
+        `request_percentage`, of its time, and `connection_creation_rate` and `max_connections`;
+        `max_topics` and `max_partitions` count what the principal has created. A topic or a
+        connection too many is a QuotaLimitError. 0 allows nothing at all.
+
+        Superusers have no quotas. Raises UnknownPrincipalError, InvalidRequestError,
+        PrincipalLimitError, AuthorizationError.
+        """
+        checked = {_quota_name(name): _number(name, value) for name, value in limits.items()}
+        await self._client.change(
+            SetQuota(_text("principal", principal), _text("client_id", client_id), checked),
+            timeout_s=timeout_s,
+        )
+
+    @takes_timeout
+    async def remove_quota(
+        self,
+        principal: str | None,
+        names: str | Iterable[str] = (),
+        *,
+        client_id: str | None = None,
+        timeout_s: float = ADMIN_TIMEOUT_S,
+    ) -> None:
+        """Removes limits of a principal, of one of its client ids, or of the default (None);
+        without names all of them. Whoever waits for one goes on at once. What does not exist is
+        passed over. Raises InvalidRequestError, AuthorizationError."""
+        listed = [names] if isinstance(names, str) else names
+        if not isinstance(listed, Iterable):
+            raise TypeError(f"Limits are named by a list of str, not by {shown(names)}.")
+        checked = [_quota_name(name) for name in listed]
+        await self._client.change(
+            RemoveQuota(_text("principal", principal), _text("client_id", client_id), checked),
+            timeout_s=timeout_s,
+        )
+
+    @takes_timeout
+    async def list_quotas(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[Quota]:
+        """All quotas: first the default, then those of principals by name, each followed by those
+        of its client ids. Raises AuthorizationError."""
+        call, metadata = Call(self._client, timeout_s), self._client.metadata
+        await self._client.change(ConfirmMetadata(), timeout_s=call.left_s)
+        answer: DescribeQuotasResponse = await self._client.ask_any(
+            DescribeQuotas(metadata.oldest_acceptable, WAIT_MS),
+            timeout_s=call.left_s,
+            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+        )
+        metadata.require(answer.version)
+        return answer.quotas
+
+
+def _text(what: str, given: object) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"{what} is a str or None, not {shown(given)}.")
+    return given
+
+
+def _quota_name(given: object) -> QuotaName:
+    known = get_args(QuotaName)
+    if given not in known:
+        raise InvalidRequestError(f"{shown(given)} is no quota: it is one of {', '.join(known)}.")
+    return cast(QuotaName, given)
+
+
+def _number(name: str, given: object) -> float:
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise TypeError(f"{name} is a number, not {shown(given)}.")
+    if not -NUMBER_MAX <= given <= NUMBER_MAX:
+        raise InvalidRequestError(f"{name} is {shown(given)}, which no cluster could use.")
+    return float(given)
