@@ -1,0 +1,194 @@
+"""Quotas in a whole cluster: who has used one up waits, and loses nothing by it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rayq import Cluster
+from rayq.errors import QuotaLimitError
+from rayq.testing import LocalCluster
+from tests.local.conftest import NewTopic
+from tests.local.principal_support import Named
+from tests.local.support import eventually
+
+VALUE = os.urandom(10_000)
+RATE = 200_000
+
+
+@pytest.fixture
+def anna(cluster: LocalCluster) -> Named:
+    named = Named(cluster)
+    named.allow(
+        ("all", "topic", "*"),
+        ("all", "group", "*"),
+        ("all", "queue", "*"),
+        ("all", "transactional_id", "*"),
+    )
+    return named
+
+
+@pytest.fixture
+def hers(anna: Named) -> Iterator[Cluster]:
+    with anna.connect() as connection:
+        yield connection
+
+
+def test_a_rate_holds_in_the_whole_cluster_and_its_removal_at_once(
+    cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
+) -> None:
+    topic = new_topic(partitions=6, replication_factor=1)
+    cluster.admin.set_quota(anna.name, producer_byte_rate=RATE)
+    with hers.producer(compression_type="none", batch_size=20_000) as producer:
+        delivered: list[float] = []
+        for _ in range(300):
+            future = producer.send(topic, VALUE)
+            future.add_done_callback(lambda _: delivered.append(time.monotonic()))
+        began_s = time.monotonic()
+        time.sleep(8.0)
+        steady = [at_s for at_s in delivered if began_s + 3 < at_s <= began_s + 8]
+        assert 0.8 * RATE * 5 <= len(steady) * len(VALUE) <= 1.2 * RATE * 5
+        assert len(delivered) < 300
+        cluster.admin.remove_quota(anna.name)
+        producer.flush(timeout_s=5)
+        assert len(delivered) == 300
+
+
+def test_a_throttled_member_keeps_its_place_and_commits_on_time(
+    cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
+) -> None:
+    topic = new_topic(partitions=2)
+    with cluster.producer(compression_type="none") as producer:
+        for number in range(200):
+            producer.send(topic, VALUE, partition=number % 2)
+    lost: list[object] = []
+    with hers.consumer(
+        topic,
+        group=f"of-{topic}",
+        auto_offset_reset="earliest",
+        group_session_timeout_ms=3000,
+        group_heartbeat_interval_ms=500,
+        on_lost=lost.append,
+    ) as consumer:
+        assert consumer.poll(timeout_s=30)
+        cluster.admin.set_quota(anna.name, consumer_byte_rate=RATE / 4)
+        late_s, read = 0.0, 0
+        until_s = time.monotonic() + 8
+        while time.monotonic() < until_s:
+            read += len(consumer.poll(timeout_s=0.2))
+            began_s = time.monotonic()
+            consumer.commit()
+            late_s = max(late_s, time.monotonic() - began_s)
+        assert read < 200 and late_s < 2.0 and not lost
+        cluster.admin.remove_quota(anna.name)
+        eventually(lambda: not consumer.poll(timeout_s=0.5), "all is read")
+
+
+def test_a_throttled_worker_keeps_its_locks_and_acknowledges_on_time(
+    cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
+) -> None:
+    topic = new_topic(partitions=1)
+    name = f"queue-of-{topic}"
+    cluster.create_queue(name, topic=topic, visibility_timeout_s=2).close()
+    with cluster.producer() as producer:
+        for number in range(40):
+            producer.send(topic, b"%d" % number)
+    cluster.admin.set_quota(anna.name, take_rate=4)
+    with hers.queue(name) as queue:
+        taken = 0
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 8:
+            for task in queue.take(10, timeout_s=1):
+                taken += 1
+                assert task.delivery_count == 1
+                time.sleep(0.05)
+                before_s = time.monotonic()
+                task.ack()
+                assert time.monotonic() - before_s < 2.0
+        assert 20 <= taken < 40
+    cluster.admin.remove_quota(anna.name)
+
+
+def test_throttling_times_no_transaction_out(
+    cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
+) -> None:
+    topic = new_topic(partitions=1)
+    with hers.producer(
+        transactional_id=f"of-{topic}",
+        transaction_timeout_ms=3000,
+        compression_type="none",
+        batch_size=20_000,
+    ) as producer:
+        with producer.transaction():
+            producer.send(topic, VALUE)
+        cluster.admin.set_quota(anna.name, producer_byte_rate=20_000)
+        began_s = time.monotonic()
+        with producer.transaction():
+            for _ in range(20):
+                producer.send(topic, VALUE)
+        assert time.monotonic() - began_s > 5.0
+    cluster.admin.remove_quota(anna.name)
+    with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
+        read: list[object] = []
+
+        def is_all() -> bool:
+            read.extend(consumer.poll(timeout_s=1))
+            return len(read) == 21
+
+        eventually(is_all, "both transactions are committed")
+
+
+def test_nothing_at_all_waits_until_it_is_allowed(
+    cluster: LocalCluster, topic: str, anna: Named, hers: Cluster
+) -> None:
+    cluster.admin.set_quota(anna.name, producer_byte_rate=0, consumer_byte_rate=0)
+    with hers.producer() as producer, cluster.producer() as other:
+        future = producer.send(topic, b"v")
+        producer_waits = threading.Event()
+        other.send(topic, b"w").result(timeout=30)
+        assert not producer_waits.wait(1.0) and not future.done()
+        with hers.consumer(topic, auto_offset_reset="earliest") as consumer:
+            assert not consumer.poll(timeout_s=1)
+            cluster.admin.remove_quota(anna.name)
+            assert future.result(timeout=10).offset == 1
+            eventually(lambda: bool(consumer.poll(timeout_s=1)), "it reads on")
+
+
+def test_a_topic_too_many_is_refused_and_says_what_to_do(
+    cluster: LocalCluster, topic: str, anna: Named, hers: Cluster
+) -> None:
+    cluster.admin.set_quota(anna.name, max_topics=1)
+    hers.create_topic(f"a-{topic}")
+    with pytest.raises(QuotaLimitError, match=f"rayq quota set {anna.name} max_topics="):
+        hers.create_topic(f"b-{topic}")
+    cluster.create_topic(f"b-{topic}")
+    hers.admin.delete_topic(f"a-{topic}")
+    hers.create_topic(f"c-{topic}")
+
+
+def test_creating_and_deleting_partitions_has_a_rate(
+    cluster: LocalCluster, topic: str, anna: Named, hers: Cluster
+) -> None:
+    cluster.admin.set_quota(anna.name, controller_mutation_rate=6)
+    began_s = time.monotonic()
+    for number in range(6):  # Each of the three brokers takes a first one at once.
+        hers.create_topic(f"r{number}-{topic}", partitions=8, replication_factor=1)
+    assert time.monotonic() - began_s > 1.0
+
+
+def test_all_see_the_quotas_that_were_just_set(cluster: LocalCluster, anna: Named) -> None:
+    cluster.admin.set_quota(anna.name, client_id="etl", take_rate=1)
+    cluster.admin.set_quota(anna.name, take_rate=5, max_topics=2)
+    mine = [quota for quota in cluster.admin.list_quotas() if quota.principal == anna.name]
+    assert [(quota.client_id, quota.limits) for quota in mine] == [
+        (None, {"take_rate": 5, "max_topics": 2}),
+        ("etl", {"take_rate": 1}),
+    ]
+    cluster.admin.remove_quota(anna.name, "take_rate")
+    cluster.admin.remove_quota(anna.name, client_id="etl")
+    mine = [quota for quota in cluster.admin.list_quotas() if quota.principal == anna.name]
+    assert [quota.limits for quota in mine] == [{"max_topics": 2}]
