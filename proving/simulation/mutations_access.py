@@ -1,4 +1,4 @@
-"""Bugs planted into who may do what: see `mutations`. The rules are those of docs/security.md."""
+"""Bugs planted into who may do what (docs/security.md): see `mutations`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rayq.core.cluster import access_changes
 from rayq.wire.server import Server
 
 
-@plants("access 2", "connections outlive the token that opened them")
+@plants("access", "connections outlive the token that opened them")
 def revoked_stays_connected() -> list[Patch]:
     return [(Server, "end_revoked", lambda self: None)]
 
 
-@plants("access 2", "a server that hears of no controller serves principals as before")
+@plants("access", "a server that hears of no controller serves principals as before")
 def patience_without_end() -> list[Patch]:
     known_for = Access.known_for
 
@@ -27,7 +27,7 @@ def patience_without_end() -> list[Patch]:
     return [(Access, "known_for", mutated)]
 
 
-@plants("access 3", "an ACL that denies does not win over one that allows")
+@plants("access", "an ACL that denies does not win over one that allows")
 def deny_ignored() -> list[Patch]:
     decide = AclTable.decide
 
@@ -40,7 +40,7 @@ def deny_ignored() -> list[Patch]:
     return [(AclTable, "decide", mutated)]
 
 
-@plants("access 5", "a grant counts for as long as its connection lasts")
+@plants("access", "a grant counts for as long as its connection lasts")
 def cache_outlives_change() -> list[Patch]:
     update = Access.update
 
@@ -52,11 +52,11 @@ def cache_outlives_change() -> list[Patch]:
     return [(Access, "update", mutated)]
 
 
-@plants("access 6", "a request that was held is answered without another check")
+@plants("access", "a request that was held is answered without another check")
 def held_fetch_unchecked() -> list[Patch]:
     return [(ServerStream, "_refusal", lambda self, request, now_s: None)]
 
 
-@plants("access 7", "the controller does for a superuser what a broker forwards", "metadata")
+@plants("access", "the controller does for a superuser what a broker forwards", "metadata")
 def forwarded_as_superuser() -> list[Patch]:
     return [(access_changes, "check_forwarded", lambda state, forward, request, now_ms: None)]
