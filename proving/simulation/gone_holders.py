@@ -15,7 +15,7 @@ from unittest import mock
 from proving.simulation.loop import START_S
 from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
-from proving.simulation.server_view import holders_of
+from proving.simulation.server_view import can_hear, holders_of
 from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.partition import QueuePartition
 from rayq.actors.queues.waiting import LockOwners
@@ -79,8 +79,10 @@ class GoneHolders:
         waits_s: dict[tuple[QueuePartition, str], float] = {}
         for process, leader in leaders:
             named, opened = self._connections.get(leader.owners, {}), leader.open
-            if opened is None or process.gate != OPEN:
-                continue  # It begins again, or stands still: its time counts from the end of that.
+            if opened is None or process.gate != OPEN or not can_hear(leader):
+                # It begins again, stands still, or has no lease: its time counts from the end of
+                # that.
+                continue
             for holder in _with_locks(opened):
                 # What a new leader has not heard of it cannot miss.
                 if holder not in named or self._gone_since_s(named[holder], now_s) is None:

@@ -242,6 +242,11 @@ def partition_of(leader: QueueLeader) -> int:
     return leader._data.partition
 
 
+def can_hear(leader: QueueLeader) -> bool:
+    """False while it has no lease, in which time it takes nobody for gone."""
+    return leader._can_hear()
+
+
 def holders_of(opened: QueuePartition) -> LockOwners:
     return opened._owners
 
