@@ -560,6 +560,9 @@ class Metrics:
     def __init__(self) -> None:
         self._common: dict[str, str] = {}
         self._instruments: dict[_Key, Counter | Histogram] = {}
+        self._by_label: dict[tuple[str, str], dict[_Key, None]] = {}
+        """The keys of `_instruments` that have a label with a value: a process that stops forgets
+        those of each of its replicas."""
         self._sources: dict[object, Source] = {}
 
     def label(self, **labels: object) -> None:
@@ -585,13 +588,21 @@ class Metrics:
             assert set(labels) <= set(metric.labels), f"{name} has no labels {sorted(labels)}"
             found = Histogram() if metric.kind == "histogram" else Counter()
             self._instruments[key] = found
+            for pair in key[1]:
+                self._by_label.setdefault(pair, {})[key] = None
         return found
 
     def forget(self, **labels: object) -> None:
         """Drops the counters and histograms that carry all of these labels."""
-        gone = {(key, str(value)) for key, value in labels.items()}
-        for key in [key for key in self._instruments if gone <= set(key[1])]:
+        gone = {(label, str(value)) for label, value in labels.items()}
+        fewest = min((self._by_label.get(pair, {}) for pair in gone), key=len)
+        for key in [key for key in fewest if gone <= set(key[1])]:
             del self._instruments[key]
+            for pair in key[1]:
+                keys = self._by_label[pair]
+                del keys[key]
+                if not keys:
+                    del self._by_label[pair]
 
     def add_source(self, source: Source) -> Callable[[], None]:
         """Makes `collect` call `source` from now on. Call the result to end that."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from typing import Any
 
 import msgspec
 import pytest
@@ -180,3 +182,28 @@ def test_no_text_of_a_client_ends_a_log_line_or_speaks_to_a_terminal(
         r'group_rebalanced group="a\rb\x1b[2Jc\u2028d" members="e f,g\"\n" none=none path=C:\x '
         "name=Zürich"
     )
+
+
+def test_to_forget_a_partition_costs_what_it_has() -> None:
+    """A process that stops forgets each of its thousands of replicas."""
+
+    def lines_of_a_stop(partitions: int) -> int:
+        metrics, lines = Metrics(), 0
+        for number in range(partitions):
+            metrics.counter("rayq_bytes_in_total", topic="t", partition=number)
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            for number in range(partitions):
+                metrics.forget(topic="t", partition=number)
+        finally:
+            sys.settrace(None)
+        assert not metrics.collect()
+        return lines
+
+    assert lines_of_a_stop(400) < 5 * lines_of_a_stop(100)

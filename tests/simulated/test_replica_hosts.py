@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from proving.simulation.process import ProcessThreads
 from rayq import messages
 from rayq.actors.replica.replica import Replica
 from rayq.errors import (
@@ -93,6 +94,7 @@ def test_a_heartbeat_names_the_replicas_that_have_changed() -> None:
         broker.session = 7
         await asyncio.sleep(1.0)
         await broker.tell(assigned(), assigned("u"), version=2)
+        await asyncio.sleep(0.6)
         since = len(broker.beats)
         await broker.produce()
         await asyncio.sleep(1.2)
@@ -430,6 +432,47 @@ def test_replicas_are_closed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def partitions(count: int) -> list[messages.PartitionAssignment]:
     return [msgspec.structs.replace(assigned(), partition=number) for number in range(count)]
+
+
+def test_the_loop_waits_for_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside syncs of thousands of logs a disk takes long to make or to look up a file."""
+    is_in_thread = False
+    calls: list[tuple[str, bool]] = []
+
+    def noted(name: str, method: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append((name, is_in_thread))
+            return method(*arguments, **keywords)
+
+        return call
+
+    def in_thread(job: Any) -> Any:
+        def work(*arguments: Any) -> Any:
+            nonlocal is_in_thread
+            is_in_thread = True
+            try:
+                return job(*arguments)
+            finally:
+                is_in_thread = False
+
+        return work
+
+    async def script(broker: Broker) -> None:
+        run = ProcessThreads.run
+        monkeypatch.setattr(
+            ProcessThreads,
+            "run",
+            lambda self, job, *arguments: run(self, in_thread(job), *arguments),
+        )
+        opened, checked = PartitionDirectory.open, PartitionDirectory.check_here
+        monkeypatch.setattr(PartitionDirectory, "open", staticmethod(noted("open", opened)))
+        monkeypatch.setattr(PartitionDirectory, "check_here", noted("check", checked))
+        await broker.tell(assigned(), assigned("u"), version=2)
+        await asyncio.sleep(2)
+        assert {name for name, _ in calls} == {"open", "check"}
+        assert all(is_there for _, is_there in calls)
+
+    playing(script)
 
 
 def test_its_replicas_are_looked_after_in_time() -> None:

@@ -7,6 +7,7 @@ sees to the controller until the committed metadata shows it (docs/protocol.md, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -40,6 +41,9 @@ from rayq.wire.pool import ConnectionPool
 logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE_PER_NODE = 2
+LOOKED_AT_ONCE_MAX = 50
+"""Number of replicas whose directories are looked at in one turn of the loop: heartbeats, also the
+broker's own, get their turns in between."""
 REPORT_INTERVAL_S = 0.1
 """Interval at which replicas that are still to be started, reported or let go are looked at."""
 CHECK_INTERVAL_S = 10.0
@@ -147,7 +151,7 @@ class ReplicaSupervisor:
         try:
             unplaced = self._remove_unplaced(keys)
             self._tidy(now_s)
-            missing = self._start_missing(keys)
+            missing = await self._start_missing(keys)
             told = await self._report(keys)
             await self._start_damaged_again()
             left = {*unplaced, *missing, *told}
@@ -332,7 +336,7 @@ class ReplicaSupervisor:
 
     # --- metadata against processes ---------------------------------------------------------
 
-    def _start_missing(self, keys: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
+    async def _start_missing(self, keys: Sequence[TopicIdPartition]) -> list[TopicIdPartition]:
         """Starts those of the replicas that are missing, as far as they may be started now. Returns
         those that were missing."""
         missing: list[TopicIdPartition] = []
@@ -345,17 +349,28 @@ class ReplicaSupervisor:
         }
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
-        for key in keys:
-            placed = self._placed.find(key)
-            if placed is None or key in self._failed or self._hosts.is_hosted(key):
+        for number, key in enumerate(keys, 1):
+            if number % LOOKED_AT_ONCE_MAX == 0:
+                await asyncio.sleep(0)
+            if not self._is_missing(key):
                 continue
             missing.append(key)
+            placed = self._placed.find(key)
+            assert placed is not None
             if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
                 continue
             startable[key] = f"{placed[0].name}-{key[1]}"
-        self._hosts.assign(startable)
+        # Some may have been removed meanwhile.
+        self._hosts.assign(
+            {key: name for key, name in startable.items() if self._is_missing(key)}
+        )
         self._hosts.start_waiting(starts_max)
         return missing
+
+    def _is_missing(self, key: TopicIdPartition) -> bool:
+        """Returns whether a replica that is placed here has no process, and should have one."""
+        is_wanted = self._placed.find(key) is not None and key not in self._failed
+        return is_wanted and not self._hosts.is_hosted(key)
 
     def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
         """Returns whether no process holds the partition's directory. A process that an earlier

@@ -125,6 +125,11 @@ class Replica:
             is_damaged=self._replica_log.is_damaged,
         )
 
+    @property
+    def directory(self) -> PartitionDirectory | None:
+        """The directory that the replica works in. None: it is not open."""
+        return self._replica_log.directory
+
     def fail(self, error: BaseException, *, is_damage: bool = False) -> None:
         """Stops the replica for good: its directory cannot be used. See `ReplicaLog.fail`."""
         self._replica_log.fail(error, is_damage=is_damage)
@@ -419,7 +424,6 @@ class Replica:
         if now_s < self._next_check_s or not self._replica_log.is_open:
             return
         self._next_check_s = now_s + self._context.config.heartbeat_interval_ms / 1000
-        self._replica_log.check_directory()
         self._clock_watch.look()
         self._delay_clock.look()
         self._compactor.tick(now_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from rayq import messages
@@ -31,7 +31,7 @@ from rayq.config import ClusterConfig
 from rayq.core.access.shown import shown_samples
 from rayq.core.access.unknown import unknown_partition
 from rayq.core.cluster.topic_changes import check_not_internal
-from rayq.environment import Environment
+from rayq.environment import Disk, Environment
 from rayq.errors import (
     DirectoryInUseError,
     DiskFullError,
@@ -157,9 +157,13 @@ class ReplicaHost:
         await self._server.start(self._host, 0)
         heartbeats = self._environment.tasks.spawn(self._heartbeat_forever(), "replica-heartbeat")
         ticks = self._environment.tasks.spawn(self._tick_forever(), "replica-ticks")
+        checks = self._environment.tasks.spawn(
+            self._check_directories_forever(), "replica-directories"
+        )
         await self._stopped
         heartbeats.cancel()
         ticks.cancel()
+        checks.cancel()
         await asyncio.sleep(STOP_GRACE_S)  # The answer to the stop request leaves first.
         self._server.close()
         self._pool.close()
@@ -327,6 +331,22 @@ class ReplicaHost:
             for replica in self.replicas:
                 replica.tick(now_s)
 
+    async def _check_directories_forever(self) -> None:
+        """Ends replicas whose directories were removed or replaced. It asks the disk in a thread,
+        once for all of them: a disk that is busy may take long for each answer."""
+        while True:
+            await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
+            held = [
+                (replica, replica.directory)
+                for replica in self.replicas
+                if replica.directory is not None
+            ]
+            gone = await self._environment.threads.run(_find_gone, self._environment.disk, held)
+            for replica, directory, error in gone:
+                if replica.directory is directory:  # It was not closed meanwhile.
+                    logger.error("the directory of %s: %s", replica.where, error)
+                    replica.fail(error)
+
     def _apply(self, assignment: messages.PartitionAssignment) -> None:
         key = (assignment.topic_id, assignment.partition)
         self._names.take(assignment)
@@ -348,7 +368,11 @@ class ReplicaHost:
                 async with self._openers:
                     if self._replicas.get(key) is not replica:
                         return  # The topic was deleted meanwhile, or the replica moved away.
-                    await replica.open(self._lock_directory(replica.assignment))
+                    directory = await self._locked_directory(replica.assignment)
+                    if self._replicas.get(key) is not replica:
+                        directory.close()
+                        return
+                    await replica.open(directory)
                     is_open = True
             except DirectoryInUseError as error:
                 # The previous process holds it, which the broker has killed or is about to kill.
@@ -369,25 +393,37 @@ class ReplicaHost:
         replica.apply(replica.assignment)
         self._urgent.notify()
 
-    def _lock_directory(self, assignment: messages.PartitionAssignment) -> PartitionDirectory:
-        """Locks a directory. Raises OpenFilesLimitError if clients could no longer connect."""
+    async def _locked_directory(
+        self, assignment: messages.PartitionAssignment
+    ) -> PartitionDirectory:
+        """Locks a directory, in a thread: it makes files, and a disk that is busy with syncs may
+        take long for each. Raises OpenFilesLimitError if clients could no longer connect."""
         if not self._environment.has_descriptors_for_replica():
             raise OpenFilesLimitError(
                 f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "
                 "files and connections that this process may have is for clients. Raise the limit "
                 "(ulimit -n), or host fewer replicas in it; it is tried again."
             )
-        return PartitionDirectory.open(
-            self._environment,
-            DataDirectory.path_of_partition(
-                self._spec.data_path, assignment.topic, assignment.partition
-            ),
-            topic=assignment.topic,
-            topic_id=assignment.topic_id,
-            partition=assignment.partition,
-            incarnation=self._spec.incarnation,
-            pid_start_time=self._pid_start_time,
-        )
+
+        def lock() -> PartitionDirectory:
+            return PartitionDirectory.open(
+                self._environment,
+                DataDirectory.path_of_partition(
+                    self._spec.data_path, assignment.topic, assignment.partition
+                ),
+                topic=assignment.topic,
+                topic_id=assignment.topic_id,
+                partition=assignment.partition,
+                incarnation=self._spec.incarnation,
+                pid_start_time=self._pid_start_time,
+            )
+
+        locking = asyncio.ensure_future(self._environment.threads.run(lock))
+        try:
+            return await asyncio.shield(locking)
+        except asyncio.CancelledError:
+            locking.add_done_callback(_let_go)
+            raise
 
     async def _propose(
         self, request: messages.Request[messages.ResponseT]
@@ -442,6 +478,25 @@ class ReplicaHost:
         if not self._stopped.done():
             self._stopped.set_result(None)
         return messages.StopReplicaHostResponse(statuses)
+
+
+def _find_gone(
+    disk: Disk, held: Sequence[tuple[Replica, PartitionDirectory]]
+) -> list[tuple[Replica, PartitionDirectory, Exception]]:
+    """The replicas whose directories are no longer at their paths, each with the reason."""
+    gone: list[tuple[Replica, PartitionDirectory, Exception]] = []
+    for replica, directory in held:
+        try:
+            directory.check_here(disk)
+        except Exception as error:  # noqa: BLE001 - it ends this replica, not the check of others
+            gone.append((replica, directory, error))
+    return gone
+
+
+def _let_go(locking: asyncio.Future[PartitionDirectory]) -> None:
+    """Unlocks a directory that nobody waits for any more."""
+    if not locking.cancelled() and locking.exception() is None:
+        locking.result().close()
 
 
 ReplicaHost.handlers = HandlerTable("replica host", ReplicaHost)

@@ -245,10 +245,10 @@ class ReplicaLog:
         self.flusher.stop()
         self._on_failure()
 
-    def check_directory(self) -> None:
-        """Raises StorageError or OSError if the log's files are no longer at their path."""
-        if self._jobs.directory is not None:
-            self._jobs.directory.check_here(self.environment.disk)
+    @property
+    def directory(self) -> PartitionDirectory | None:
+        """The directory of the open log."""
+        return self._jobs.directory if self.is_open else None
 
     async def guard(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a background task of the replica: any error that ends it ends the replica, so that
