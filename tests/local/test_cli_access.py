@@ -53,6 +53,14 @@ def test_the_clusters_own_token_cannot_be_removed(rayq_command: Command) -> None
     for line in (("principal", "delete", "superuser", "-y"), ("acl", "add", "superuser", "all")):
         ran = rayq_command(*line, *(("topic", "*", "--deny") if line[0] == "acl" else ()))
         assert ran.code == 1 and ran.err.count("\n") == 1 and "superuser" in ran.err
+    for line in (
+        ("token", "create", "superuser"),
+        ("token", "revoke", "superuser", "1", "-y"),
+        ("token", "list", "superuser"),
+        ("principal", "describe", "superuser"),
+    ):
+        ran = rayq_command(*line)
+        assert ran.code == 1 and "cannot be removed" in ran.err and ran.err.count("\n") == 1
     ran = rayq_command("principal", "create", "superuser")
     assert ran.code == 1 and "the cluster's own token" in ran.err
 

@@ -1,11 +1,13 @@
 """Administration of principals, their tokens and ACLs.
 
 Each answer has all that was committed before it was asked for, whoever changed it and whichever
-broker answers: who has just taken a right away wants to see that it is gone.
+broker answers: who has just taken a right away wants to see that it is gone. A change returns once
+the brokers know it; the processes of replicas hear of it from them a moment later.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable
 from typing import TypeVar
@@ -17,9 +19,11 @@ from rayq.client.arguments import shown
 from rayq.client.client import Client
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
 from rayq.core.access.acls import AclVerdict
-from rayq.errors import InvalidRequestError, UnknownPrincipalError
+from rayq.core.cluster.access_changes import unknown_principal
+from rayq.errors import InvalidRequestError, RayqError
 from rayq.messages import (
     ACLS_AT_ONCE_MAX,
+    Change,
     CheckAcl,
     CheckAclResponse,
     ConfirmMetadata,
@@ -32,6 +36,8 @@ from rayq.messages import (
     DescribeAclsResponse,
     DescribePrincipals,
     DescribePrincipalsResponse,
+    Metadata,
+    MetadataResponse,
     PrincipalMetadata,
     RevokeToken,
 )
@@ -87,7 +93,7 @@ class AccessAdmin(AdminMethods):
         if exist_ok and await _find(call, _name(principal)) is not None:
             return
         salt = self._client.environment.token_bytes(SALT_BYTES)
-        await self._client.change(CreatePrincipal(_name(principal), salt), timeout_s=call.left_s)
+        await _change(call, CreatePrincipal(_name(principal), salt))
 
     @takes_timeout
     async def delete_principal(
@@ -96,7 +102,7 @@ class AccessAdmin(AdminMethods):
         """Deletes a principal with its tokens and its ACLs; its connections end. What it wrote
         stays. Raises UnknownPrincipalError, InvalidRequestError (for `superuser`),
         AuthorizationError."""
-        await self._client.change(DeletePrincipal(_name(principal)), timeout_s=timeout_s)
+        await _change(Call(self._client, timeout_s), DeletePrincipal(_name(principal)))
 
     @takes_timeout
     async def list_principals(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
@@ -177,7 +183,8 @@ class AccessAdmin(AdminMethods):
         UnknownTokenError, AuthorizationError."""
         if not isinstance(token_id, str):
             raise TypeError(f"A token is named by its id, a str, not by {shown(token_id)}.")
-        await self._client.change(RevokeToken(_name(principal), token_id), timeout_s=timeout_s)
+        request = RevokeToken(_name(principal), token_id)
+        await _change(Call(self._client, timeout_s), request)
 
     @takes_timeout
     async def list_tokens(
@@ -207,7 +214,7 @@ class AccessAdmin(AdminMethods):
             expires_ms=expires_ms,
             others_expire_ms=None if overlap_s is None else now_ms + int(overlap_s * 1000),
         )
-        await self._client.change(request, timeout_s=call.left_s)
+        await _change(call, request)
         return NewToken(principal.name, request.token_id, token.text, expires_ms)
 
     # --- ACLs -----------------------------------------------------------------------------------
@@ -222,7 +229,7 @@ class AccessAdmin(AdminMethods):
         given, call = _acls(acls), Call(self._client, timeout_s)
         for first in range(0, len(given), ACLS_AT_ONCE_MAX):
             some = given[first : first + ACLS_AT_ONCE_MAX]
-            await self._client.change(CreateAcls(some), timeout_s=call.left_s)
+            await _change(call, CreateAcls(some))
 
     @takes_timeout
     async def delete_acls(
@@ -233,7 +240,7 @@ class AccessAdmin(AdminMethods):
         given, call = _acls(acls), Call(self._client, timeout_s)
         for first in range(0, len(given), ACLS_AT_ONCE_MAX):
             some = given[first : first + ACLS_AT_ONCE_MAX]
-            await self._client.change(DeleteAcls(some), timeout_s=call.left_s)
+            await _change(call, DeleteAcls(some))
 
     @takes_timeout
     async def list_acls(
@@ -308,13 +315,29 @@ class AccessAdmin(AdminMethods):
 # --- asking ---------------------------------------------------------------------------------------
 
 
+async def _change(call: Call, request: Change) -> None:
+    """Makes a change, and waits until each broker that answers knows it: a new token works with
+    the next connection, and a revoked one does not."""
+    client = call.client
+    await client.change(request, timeout_s=call.left_s)
+    version = client.metadata.oldest_acceptable
+    question = Metadata([], version, WAIT_MS)
+    answer: MetadataResponse = await client.ask_any(
+        question, timeout_s=call.left_s, accept=lambda answer: answer.version >= version
+    )
+    brokers = [(broker.host, broker.port) for broker in answer.brokers if broker.live]
+    timeout_s = min(call.left_s, 2 * WAIT_MS / 1000)
+    questions = (client.ask(address, question, timeout_s=timeout_s) for address in brokers)
+    for outcome in await asyncio.gather(*questions, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, RayqError):
+            raise outcome
+
+
 async def _get(call: Call, name: str) -> PrincipalMetadata:
     """Finds a principal. Raises UnknownPrincipalError."""
     found = await _find(call, name)
     if found is None:
-        raise UnknownPrincipalError(
-            f"There is no principal {name!r}: `rayq principal list` shows those that there are."
-        )
+        raise unknown_principal(name)
     return found
 
 

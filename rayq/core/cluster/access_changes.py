@@ -235,7 +235,18 @@ def find_principal(state: ClusterState, name: str) -> Principal:
     """The principal of that name. Raises UnknownPrincipalError."""
     principal = state.principals.get(name)
     if principal is None:
-        raise UnknownPrincipalError(
-            f"There is no principal {name!r}: `rayq principal list` shows those that there are."
-        )
+        raise unknown_principal(name)
     return principal
+
+
+def unknown_principal(name: str) -> UnknownPrincipalError:
+    """The error for a principal that does not exist, or is the superuser, which is none of those
+    that are created."""
+    if name == SUPERUSER:
+        return UnknownPrincipalError(
+            f"{SUPERUSER!r} is whoever has the cluster's own token, which `rayq token` prints. It "
+            "may do everything, has no other token and no ACLs, and cannot be removed."
+        )
+    return UnknownPrincipalError(
+        f"There is no principal {name!r}: `rayq principal list` shows those that there are."
+    )
