@@ -140,7 +140,7 @@ class AccessJudge:
         """Time and version of each change that was acknowledged to whoever made it."""
         self._names = ClusterState()
         self._known: dict[object, AccessState] = {}
-        """What each gate was told last."""
+        """The last state that each gate was told."""
         self._asked: dict[str, tuple[str, str, messages.AnyRequest]] = {}
         """Principal, host and request of each change that a principal has asked for, by its id."""
         self._admitted: dict[int, _Admitted] = {}

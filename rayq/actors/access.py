@@ -94,7 +94,7 @@ class Access(Gate):
         return self._told
 
     def news(self, known_digest: bytes) -> AccessNews | None:
-        """What a process is told that knows the access of this digest. None: there is nobody, and
+        """The news for a process that knows the access of this digest. None: there is nobody, and
         it knows that."""
         digest, records = self._encoded()
         if not digest and not known_digest:

@@ -34,8 +34,8 @@ TOLD_S_MIN = 0.001
 TOLD_S_MAX = 60.0
 """Maximum time that a client is told to wait. It is told again when it sends more too early."""
 AT_ONCE_S = 0.25
-"""What one request reads or takes is at most what the rate allows in this time, but for one batch
-or record: others would have to wait for long."""
+"""One request reads or takes at most what the rate allows in this time, but for one batch or
+record: others would have to wait for long."""
 IDLE_S = 10.0
 """An account that nobody has used for this long gets no share."""
 
@@ -318,7 +318,7 @@ class Quotas:
             client.retell()
 
     def demands(self) -> list[QuotaDemand]:
-        """What the clients want of this process, of each rate that holds in the whole cluster."""
+        """The demands of the clients of this process for rates that hold in the whole cluster."""
         return [
             QuotaDemand(*key, account.demand())
             for key, account in self._accounts.items()

@@ -212,7 +212,7 @@ class CheckAcl(ToBroker[CheckAclResponse], frozen=True):
 
 
 class AccessNews(msgspec.Struct, array_like=True, frozen=True):
-    """What a broker tells the processes of its node of principals, tokens and ACLs."""
+    """Tells the processes of a broker's node of principals, tokens and ACLs."""
 
     digest: bytes
     """Digest of all of them. Empty: there are none."""

@@ -85,7 +85,7 @@ class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):
     """The reason that the broker cannot use the object store. None: it has written and read a probe
     there."""
     quota_demands: QuotaDemands = msgspec.field(default_factory=list)
-    """What clients want now of the quotas that they use here."""
+    """The demands of clients for the quotas that they use here now."""
 
 
 class ReplicaRegistration(msgspec.Struct, array_like=True, frozen=True):

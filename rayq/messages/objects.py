@@ -188,7 +188,7 @@ class SignObjects(ToObjectServer[SignObjectsResponse], frozen=True):
 
 class AttachObjectServerResponse(Response, frozen=True):
     access: AccessNews | None = None
-    """As that of `ReplicaHostHeartbeatResponse`."""
+    """The same as in `ReplicaHostHeartbeatResponse`."""
 
 
 class AttachObjectServer(ToBroker[AttachObjectServerResponse], frozen=True):

@@ -113,7 +113,7 @@ class DescribeQueuesResponse(Response, frozen=True):
     next_after: str | None = None
     """Not None if one answer does not hold all queues: ask again with this as `after`."""
     denied: dict[str, str] = msgspec.field(default_factory=dict)
-    """As that of `MetadataResponse`, of the queues that were named."""
+    """The same as in `MetadataResponse`, of the queues that were named."""
 
 
 class DescribeQueues(ToBroker[DescribeQueuesResponse], frozen=True):

@@ -238,7 +238,7 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     """The number in the answer to its `AttachReplicaHost`. The broker refuses another one: that
     heartbeat came late, over an earlier connection. 0: it was told none."""
     quota_demands: QuotaDemands = msgspec.field(default_factory=list)
-    """What clients want now of the quotas that they use here."""
+    """The demands of clients for the quotas that they use here now."""
 
 
 class StopReplicaHostResponse(Response, frozen=True):

@@ -127,12 +127,12 @@ def principal_key(secret: bytes, principal: str) -> PrincipalKey:
 
 
 ClientKey = bytes | PrincipalToken | PrincipalKey
-"""What a client proves: the cluster's client key, which makes it the superuser, or the token or key
-of a principal."""
+"""Key that a client proves: the cluster's client key, which makes it the superuser, or the token or
+key of a principal."""
 
 
 def client_key_of(token: str) -> ClientKey:
-    """What the text of a token stands for. Raises ConfigError."""
+    """The key that the text of a token stands for. Raises ConfigError."""
     return principal_token(token) if is_principal_token(token) else key_of_token(token)
 
 

@@ -79,7 +79,7 @@ class Peer:
     token_expires_ms: int | None = None
     """Time by the wall clock at which the token expires. None: never, or there is none."""
     grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-    """What the gate has granted on this connection, for the gate alone."""
+    """Grants of the gate on this connection, for the gate alone."""
 
     @property
     def host(self) -> str:

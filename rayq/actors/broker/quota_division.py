@@ -47,7 +47,7 @@ class QuotaDivision:
         self._book.report(process, demands, self._now_s())
 
     def demands(self) -> list[messages.QuotaDemand]:
-        """What the clients of all processes of this broker want."""
+        """The demands of the clients of all processes of this broker."""
         now_s = self._now_s()
         self._book.report(_BROKER, self._quotas.demands(), now_s)
         return self._book.totals(now_s)

@@ -21,7 +21,7 @@ SMOOTHING_S = 1.0
 SHORT_PART = 0.1
 """Clients had to wait, if the account was in debt for this part of the time."""
 SLACK = 1.05
-"""What was used is wanted again with so much more, so that use may grow."""
+"""Factor by which more is wanted than was used, so that use may grow."""
 MUCH = 1e15
 """Demand of a process whose clients had to wait: it could use any share."""
 REPORT_AGE_MAX_S = 2.5
@@ -33,7 +33,7 @@ SHARE_MIN = 0.001
 
 
 class DemandMeter:
-    """What the clients of an account want of one process."""
+    """Measures the demand of the clients of an account for one process."""
 
     def __init__(self, now_s: float) -> None:
         self._units = 0.0

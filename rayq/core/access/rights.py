@@ -374,4 +374,4 @@ NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterat
     messages.AlterQueue: _alter_queue,
     messages.MoveQueueRecords: _move_queue_records,
 }
-"""What the content of a request needs, beside the rights of its class."""
+"""The rights that the content of a request needs, beside those of its class."""
