@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 
 .DEFAULT_GOAL := help
 .PHONY: help setup java hosts demo test test-thorough test-all test-fast bench bench-peers sim chaos \
-	chaos-transactions chaos-queues chaos-hostile chaos-groups lint lock configs docs clean hunt mutants
+	chaos-transactions chaos-queues chaos-principals chaos-hostile chaos-groups lint lock configs docs clean hunt mutants
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,9 @@ chaos-transactions: $(FOR_THE_TESTS) ## The same beside clients with transaction
 
 chaos-queues: $(FOR_THE_TESTS) ## The same beside queues, whose workers die and hang as well: MINUTES=5
 	@$(BIN)/python -m proving.chaos --queues --rate 300 --minutes $(MINUTES)
+
+chaos-principals: $(FOR_THE_TESTS) ## The same with clients that are principals, some of whom lose their rights: MINUTES=5
+	@$(BIN)/python -m proving.chaos --principals --minutes $(MINUTES)
 
 chaos-hostile: $(FOR_THE_TESTS) ## Ten hostile clients beside ten honest ones, every other minute: MINUTES=5
 	@$(BIN)/python -m proving.chaos --hostile --minutes $(MINUTES)

@@ -52,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="queues beside the load, whose workers are killed and hang as well",
     )
     parser.add_argument(
+        "--principals",
+        action="store_true",
+        help="clients log in as principals; beside them some whose rights are revoked and given "
+        "back",
+    )
+    parser.add_argument(
         "--partitions-beside",
         type=int,
         default=0,
@@ -80,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.leniency,
         options.transactions,
         options.queues,
+        options.principals,
         options.partitions_beside,
     )
     try:

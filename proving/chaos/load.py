@@ -24,7 +24,7 @@ from rayq.client.consuming.consumer import Consumer
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import Record, RecordMetadata, TopicPartition
 from rayq.testing.checker import Recorder
-from rayq.wire.authentication import key_of_token
+from rayq.wire.authentication import client_key_of
 
 DELIVERY_TIMEOUTS_MS = (4_000, 15_000, 120_000)
 """The timeout of each producer. The shortest ends during some faults."""
@@ -62,7 +62,7 @@ class LoadSpec:
         return [TopicPartition(self.topic, number) for number in range(self.partitions)]
 
     def connect(self) -> Cluster:
-        return Cluster(self.addresses.split(","), key=key_of_token(self.token))
+        return Cluster(self.addresses.split(","), key=client_key_of(self.token))
 
     def recorder(self) -> Recorder:
         """A recorder that appends to the history, with one write for each event, so that processes

@@ -36,6 +36,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "injected": dict(result.injected),
         "transactions": dict(result.transactions),
         "queues": dict(result.queues),
+        "principals": dict(result.principals),
         "stalls": [stall._asdict() for stall in result.stalls],
         "history": None if result.history is None else str(result.history),
         "kinds": {
@@ -108,6 +109,9 @@ def show(result: Result, console: Console) -> None:
     if result.transactions:
         counts = ", ".join(f"{count} {what}" for what, count in result.transactions.items())
         console.print(f"clients with transactions: {counts}", highlight=False)
+    if result.principals:
+        counts = ", ".join(f"{count} {what}" for what, count in result.principals.items())
+        console.print(f"principals: {counts}", highlight=False)
     if result.queues:
         counts = ", ".join(f"{count} {what}" for what, count in result.queues.items())
         console.print(f"workers of queues: {counts}", highlight=False)

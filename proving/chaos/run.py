@@ -25,6 +25,7 @@ from proving.chaos.faults import Injected, Injector, Kind, Target, choose
 from proving.chaos.guard import Guard
 from proving.chaos.load import Load, LoadSpec, read_all
 from proving.chaos.measure import Measured, measure, violations
+from proving.chaos.principals import PrincipalLoad
 from proving.chaos.processes import MARK
 from proving.chaos.queues import QUEUE_TOPICS, QueueLoad
 from proving.chaos.stalls import Stall
@@ -58,6 +59,7 @@ class Plan:
     """The factor by which the limits of pauses and of recoveries grow."""
     has_transactions: bool = False
     has_queues: bool = False
+    has_principals: bool = False
     partitions_beside: int = 0
     """Number of partitions of one more topic, which faults hit as well and whose records are
     judged. How long its partitions pause is not: they are written to too seldom."""
@@ -75,6 +77,8 @@ class Result:
     load_s: float = 0.0
     transactions: Counter[str] = field(default_factory=Counter)
     """The history of the clients with transactions, where the plan has some."""
+    principals: Counter[str] = field(default_factory=Counter)
+    """The revocations, and the answers that guests got, where the plan has principals."""
     queues: Counter[str] = field(default_factory=Counter)
     """The outcome of the workers of queues, where the plan has some."""
     stalls: list[Stall] = field(default_factory=list)
@@ -137,6 +141,7 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
     loads: list[Load] = []
     transactions: TransactionLoad | None = None
     queues: QueueLoad | None = None
+    principals: PrincipalLoad | None = None
     try:
         say("starting a Ray head and three nodes with a broker each")
         cluster.start()
@@ -164,6 +169,9 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
                     clients=f"{BESIDE}-",
                 )
             )
+        if plan.has_principals:
+            principals = PrincipalLoad(cluster.rayq, spec, cluster.topics, plan.leniency)
+            specs = [principals.spec_of(each) for each in specs]
         loads += [Load(spec) for spec in specs]
         for load in loads:
             load.start()
@@ -178,8 +186,14 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             cluster.topics += QUEUE_TOPICS
             cluster.wait_settled()
         started_s = time.monotonic()
+        if principals is not None:
+            principals.start()
         with Injector(cluster) as injector, Standstill() as standstill:
             _break(plan, cluster, injector, standstill, result, say, started_s)
+        if principals is not None:
+            say("revoking rights while nothing is broken")
+            result.principals = principals.counts
+            result.problems += principals.finish(result.faults)
         say("stopping the clients; reading everything")
         finished = [load.finish() for load in loads]
         result.load_s = time.monotonic() - started_s
@@ -206,6 +220,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             transactions.abort()
         if queues is not None:
             queues.abort()
+        if principals is not None:
+            principals.abort()
         for load in loads:
             load.abort()
         cluster.close()
