@@ -262,7 +262,13 @@ def _join_small(parts: list[Buffer]) -> list[Buffer]:
     return joined
 
 
+IPV4_MAPPED = "::ffff:"
+"""Beginning of an IPv4 address as a socket for IPv6 has it."""
+
+
 def _address(peername: object) -> str:
+    """Host and port. An IPv4 address that came to a socket for IPv6 is one of IPv4: a rule about it
+    holds wherever it connects."""
     if isinstance(peername, tuple) and len(peername) >= 2:
-        return f"{peername[0]}:{peername[1]}"
+        return f"{str(peername[0]).removeprefix(IPV4_MAPPED)}:{peername[1]}"
     return str(peername)

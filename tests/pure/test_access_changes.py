@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import msgspec
@@ -11,8 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rayq import messages
+from rayq.core.access.rights import check_rights
 from rayq.core.cluster import access_changes
-from rayq.core.cluster.records import PrincipalCreated, decode_records, encode_records
+from rayq.core.cluster.records import (
+    PrincipalCreated,
+    TopicCreated,
+    decode_records,
+    encode_records,
+)
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
     AuthorizationError,
@@ -22,6 +29,7 @@ from rayq.errors import (
     RayqError,
     UnknownPrincipalError,
     UnknownTokenError,
+    UnknownTopicError,
 )
 from rayq.messages.access import TokenVerifiers
 from rayq.messages.acls import SUPERUSER, Acl, Operation, ResourceType
@@ -174,6 +182,46 @@ def test_an_acl_has_an_operation_that_its_resource_knows(
 def test_there_is_one_cluster_to_name(state: ClusterState, acl: Acl) -> None:
     with pytest.raises(InvalidRequestError, match="names 'cluster', literally"):
         decide(state, messages.CreateAcls([acl]))
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "*", "::1", "2001:db8::1", "fe80::1%eth0"])
+def test_a_host_is_an_address_as_servers_see_it(state: ClusterState, host: str) -> None:
+    change(state, messages.CreateAcls([Acl("anna", "deny", "read", "topic", "orders", host=host)]))
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("db.example.com", "do not look names up"),
+        ("10.0.0.0/8", "do not look names up"),
+        ("10.0.0.1:9092", "do not look names up"),
+        ("::ffff:10.0.0.1", "'10.0.0.1': write it so"),
+        ("2001:DB8:0::1", "'2001:db8::1': write it so"),
+    ],
+)
+def test_a_rule_for_a_host_that_no_client_has_is_refused(
+    state: ClusterState, host: str, told: str
+) -> None:
+    acl = Acl("anna", "deny", "read", "topic", "orders", host=host)
+    with pytest.raises(InvalidRequestError, match=re.escape(told)):
+        change(state, messages.CreateAcls([acl]))
+
+
+def test_no_acl_of_topics_is_about_rayqs_own(state: ClusterState) -> None:
+    acl = Acl("anna", "allow", "read", "topic", "__consumer_offsets")
+    with pytest.raises(InvalidRequestError, match="describe and alter on the cluster"):
+        change(state, messages.CreateAcls([acl]))
+
+
+def test_a_rule_is_kept_for_what_does_not_exist_and_counts_when_it_appears(
+    state: ClusterState,
+) -> None:
+    change(state, messages.CreateAcls([Acl("anna", "allow", "read", "topic", "later")]))
+    fetch = messages.Fetch("L", 0, 1, 0, None, 1, 0)
+    with pytest.raises(UnknownTopicError):
+        check_rights(state.acls, "anna", "10.0.0.1", fetch, state)
+    state.replay(TopicCreated("L", "later", {}, 1))
+    check_rights(state.acls, "anna", "10.0.0.1", fetch, state)
 
 
 def test_a_cluster_has_so_many_principals_and_acls(

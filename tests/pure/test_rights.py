@@ -426,3 +426,26 @@ def test_a_principal_may_look_at_itself_and_rotate_its_own_tokens_unless_a_rule_
 def test_a_principal_gives_itself_no_rights(request_: messages.AnyRequest) -> None:
     with pytest.raises(AuthorizationError):
         check_rights(AclTable(), "anna", "h", request_, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("x; reboot", "rayq acl add anna delete topic 'x; reboot'"),
+        ("$(reboot)", "rayq acl add anna delete topic '$(reboot)'"),
+        ("it's", "rayq acl add anna delete topic 'it'\"'\"'s'"),
+        ("", "rayq acl add anna delete topic ''"),
+        ("--deny", "rayq acl add anna delete topic -- --deny"),
+        ("a\nrayq acl add anna all cluster", "administers the cluster can allow it."),
+        ("\x1b[2J", "administers the cluster can allow it."),
+    ],
+)
+def test_a_name_in_an_error_is_no_trap_for_whoever_runs_its_command(name: str, end: str) -> None:
+    told = str(refused(messages.DeleteTopic(name)))
+    assert told.endswith(end)
+    assert told.isprintable()
+
+
+def test_a_long_name_makes_no_long_error() -> None:
+    assert len(str(refused(messages.DeleteTopic("x" * 65_536)))) < 1_000
+    assert len(str(refused(messages.DeleteTopic("__" + "x" * 65_536)))) < 1_000

@@ -24,7 +24,7 @@ from rayq.messages import (
     AllocateProducerIdResponse,
     ProduceResponse,
 )
-from rayq.wire import connection, network
+from rayq.wire import connection, network, stream
 from rayq.wire.authentication import Challenge, Hello
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.connection import Connection
@@ -568,3 +568,20 @@ def test_opening_can_be_cancelled(run: Any, wire: Any) -> None:
         await wire.connect(server)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("peername", "address"),
+    [
+        (("10.0.0.1", 9092), "10.0.0.1:9092"),
+        (("::ffff:10.0.0.1", 9092, 0, 0), "10.0.0.1:9092"),
+        (("::1", 9092, 0, 0), "::1:9092"),
+        (("fe80::1%eth0", 9092, 0, 2), "fe80::1%eth0:9092"),
+        ("", ""),
+        (None, "None"),
+    ],
+)
+def test_an_address_of_ipv4_is_one_whatever_socket_it_comes_to(
+    peername: object, address: str
+) -> None:
+    assert stream._address(peername) == address

@@ -27,6 +27,8 @@ from rayq.messages.acls import CLUSTER, Acl, Operation, ResourceType
 
 KEEP = QueueConfig.dead_letters
 """The value of `dead_letters` by default: a queue writes them to a topic."""
+NAME_LENGTH_MAX = 256
+"""Maximum length of a name in an error."""
 
 
 class Names(Protocol):
@@ -214,10 +216,14 @@ def _as_unknown(principal: str, request: messages.AnyRequest, needed: Needed) ->
 
 
 def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> AuthorizationError:
+    name = needed.name
+    if len(name) > NAME_LENGTH_MAX:  # No resource has such a name.
+        needed = Needed(needed.operation, needed.resource_type, f"{name[:NAME_LENGTH_MAX]}...")
+        name = needed.name
     of_cluster = _of_own_topic(needed)
     if of_cluster is None:
         return AuthorizationError(
-            f"Principal {principal!r} may not {needed.operation} topic {needed.name!r}: it is "
+            f"Principal {principal!r} may not {needed.operation} topic {name!r}: it is "
             "rayq's own, and only servers do."
         )
     why = "no ACL allows it" if denied_by is None else f"an ACL says: {denied_by}"
@@ -227,13 +233,22 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
     resource = (
         "the cluster"
         if needed.resource_type == "cluster"
-        else f"{needed.resource_type} {needed.name!r}"
+        else f"{needed.resource_type} {name!r}"
     )
-    command = shlex.join(("rayq", "acl", "add", principal, *of_cluster))
     return AuthorizationError(
         f"Principal {principal!r} may not {needed.operation} {resource}: {why}. Whoever "
-        f"administers the cluster can allow it: {command}"
+        f"administers the cluster can allow it{_command(principal, of_cluster)}"
     )
+
+
+def _command(principal: str, needed: Needed) -> str:
+    """The command that a superuser would run. The sender of a request chose the name: so it is
+    quoted for a shell, and one that would not be seen as it is has no command."""
+    operation, resource_type, name = needed
+    if not name.isprintable():
+        return "."
+    word = f"{'-- ' if name.startswith('-') else ''}{shlex.quote(name)}"
+    return f": rayq acl add {principal} {operation} {resource_type} {word}"
 
 
 def is_own_topic(resource_type: ResourceType, name: str) -> bool:

@@ -5,6 +5,7 @@ Each decision reads the state and changes nothing. Errors are those of `rayq.err
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 import msgspec
@@ -22,6 +23,7 @@ from rayq.core.cluster.records import (
     TokenRevoked,
 )
 from rayq.core.cluster.state import ClusterState, Principal
+from rayq.core.cluster.topic_changes import INTERNAL_PREFIX
 from rayq.errors import (
     InvalidRequestError,
     PrincipalExistsError,
@@ -214,10 +216,35 @@ def _check_acl(acl: Acl) -> None:
         raise InvalidRequestError(
             f"An ACL of the cluster names {CLUSTER!r}, literally, and not {acl.name!r}."
         )
+    if acl.resource_type == "topic" and acl.name.startswith(INTERNAL_PREFIX):
+        raise InvalidRequestError(
+            f"Topics whose names begin with {INTERNAL_PREFIX!r} are rayq's own, and no ACL of "
+            "topics counts for them: describe and alter on the cluster do."
+        )
+    _check_host(acl.host)
     if acl.principal == SUPERUSER:
         raise InvalidRequestError(
             f"{SUPERUSER!r} may do everything: no ACL changes that. Give people principals of "
             "their own."
+        )
+
+
+def _check_host(host: str) -> None:
+    """Raises InvalidRequestError unless it is written as servers see clients: as an address, not a
+    name, and an IPv4 address as such."""
+    if host == ANY:
+        return
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"The host of an ACL is the address of clients, such as '10.0.0.1', or {ANY!r}, and "
+            f"not {host!r}: servers do not look names up."
+        ) from error
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if str(mapped or address) != host:
+        raise InvalidRequestError(
+            f"Servers know the address {host!r} as {str(mapped or address)!r}: write it so."
         )
 
 
