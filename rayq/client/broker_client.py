@@ -14,6 +14,7 @@ from rayq.config import ClusterConfig
 from rayq.environment import Address, Buffer, Environment
 from rayq.errors import (
     AuthenticationError,
+    AuthorizationError,
     ClosedError,
     DisconnectedError,
     InvalidRequestError,
@@ -54,6 +55,9 @@ those learned. The newest are kept when brokers move again and again."""
 
 FAILED_MAX = 1000
 """Maximum number of addresses that did not answer which a client remembers: the latest ones."""
+
+_REFUSALS = (AuthenticationError, AuthorizationError)
+"""Errors of a server that has not looked whether a repeated change was made already."""
 
 
 class BrokerClient:
@@ -295,6 +299,11 @@ class BrokerClient:
                     return
                 except RayqError as caught:
                     if not caught.retriable:
+                        if error is not None and isinstance(caught, _REFUSALS):
+                            raise caught.with_message(
+                                f"{type(request).__name__} may have been made before this refusal, "
+                                f"since an earlier attempt brought no answer. {caught}"
+                            ) from error
                         raise
                     is_cut_short = left_s < CHANGE_ATTEMPT_TIMEOUT_S
                     if error is None or not (is_cut_short and isinstance(caught, TimeoutError)):

@@ -14,6 +14,7 @@ from rayq.client.admin.admin import Admin, AsyncAdmin
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
 from rayq.errors import (
+    AuthorizationError,
     ConfigError,
     InvalidPartitionsError,
     InvalidRequestError,
@@ -161,6 +162,20 @@ def test_a_change_whose_answer_was_lost_is_repeated_under_the_same_id(fake3: Fak
         assert first == second != third
         cluster.admin.delete_topic("t")
         assert cluster.admin.list_topics() == []
+
+
+def test_a_refusal_of_a_change_whose_answer_was_lost_says_that_it_may_have_been_made(
+    fake3: FakeCluster,
+) -> None:
+    denied = AuthorizationError("You may not: rayq acl add you")
+    fake3.fault(CreateTopic, error=denied)
+    with fake3.cluster() as cluster:
+        with pytest.raises(AuthorizationError, match=r"^You may not"):
+            cluster.create_topic("t")
+        fake3.fault(CreateTopic, disconnect=True, carry_out=True)
+        fake3.fault(CreateTopic, error=denied)
+        with pytest.raises(AuthorizationError, match=r"^CreateTopic may have been made .*acl add"):
+            cluster.create_topic("t")
 
 
 def test_a_change_that_could_not_be_sent_is_not_taken_for_done(
