@@ -321,7 +321,7 @@ class Cluster(ClientFactory):
     def metrics(self, *, timeout_s: float = METRICS_TIMEOUT_S) -> list[Sample]:
         """Returns the metrics of every process of the cluster and the lag of each group, sorted by
         name; `rayq.metrics.CATALOGUE` says what each name means. A process that does not answer has
-        `rayq_process_up` 0. Raises TimeoutError if no broker answers."""
+        `rayq_process_up` 0. Raises TimeoutError if no broker answers, AuthorizationError."""
         client, background = self.shared_client()
         return background.run(collect_metrics(client, timeout_s=timeout_s))
 

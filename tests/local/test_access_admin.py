@@ -189,6 +189,19 @@ def test_a_principal_rotates_its_own_token_and_sees_and_changes_nobody_else(
     cluster.make_current()
 
 
+def test_who_may_not_see_metrics_is_told_so_and_not_that_processes_are_down(
+    cluster: LocalCluster, anna: str, admin: Any
+) -> None:
+    token = admin.create_token(anna).token
+    with rayq.connect(cluster.addresses[0], token=token) as connection:
+        with pytest.raises(AuthorizationError, match=f"rayq acl add {anna} describe cluster"):
+            connection.metrics()
+        admin.create_acls(Acl(anna, "allow", "describe", "cluster", "cluster"))
+        samples = connection.metrics()
+        assert all(sample.value for sample in samples if sample.name == "rayq_process_up")
+    cluster.make_current()
+
+
 def test_another_client_knows_at_once_whom_somebody_has_created(cluster: LocalCluster) -> None:
     other = rayq.Cluster(cluster.addresses, cluster._access.key)
     with other:

@@ -15,7 +15,7 @@ from rayq.client.timeouts import time_left_s
 from rayq.config import ConsumerConfig
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC
 from rayq.environment import Address
-from rayq.errors import RayqError
+from rayq.errors import AuthorizationError, RayqError
 from rayq.messages import (
     LATEST,
     READ_COMMITTED,
@@ -50,7 +50,8 @@ Position = tuple[str, TopicPartition]
 async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
     """The metrics of every process of the cluster and of every group, sorted by name. A process
     that does not answer has `rayq_process_up` 0; a lag that cannot be determined now is missing.
-    Raises TimeoutError if no broker answers."""
+    Raises TimeoutError if no broker answers,
+    AuthorizationError."""
     deadline = client.now + timeout_s
     response = await client.fetch_all(timeout_s=timeout_s)
     limit = min(PROCESS_TIMEOUT_S, timeout_s)
@@ -124,6 +125,8 @@ def _asking(
     async def ask() -> list[Sample] | None:
         try:
             answer, _ = await client.ask(address, DescribeMetrics(), timeout_s=timeout_s)
+        except AuthorizationError:
+            raise  # It is up.
         except RayqError:
             return None
         return answer.samples
