@@ -193,16 +193,20 @@ class Server:
     def end_revoked(self) -> None:
         """Ends the connections of principals that are gone, or whose token was revoked or has
         expired. Call it after each change of them; for tokens that expire it looks by itself."""
+        valid: dict[str, set[str | None]] = {}
+        """Ids of the valid tokens of each principal, and None if it exists."""
         for stream in list(self._authenticated):
             peer = stream.peer
             if peer is None or peer.principal is None:
                 continue
-            try:
-                known = self.gate.credentials_of(peer.principal)
-            except RayqError:
-                return  # Nobody can say now. Each request is refused meanwhile.
-            valid = {token.token_id for token in known.tokens} if known else set[str]()
-            if known is None or (peer.token_id is not None and peer.token_id not in valid):
+            if peer.principal not in valid:
+                try:
+                    known = self.gate.credentials_of(peer.principal)
+                except RayqError:
+                    return  # Nobody can say now. Each request is refused meanwhile.
+                tokens = () if known is None else (None, *(one.token_id for one in known.tokens))
+                valid[peer.principal] = set(tokens)
+            if peer.token_id not in valid[peer.principal]:
                 self.refused(
                     "closed %s: principal %s or its token is no longer valid",
                     *(peer.address, peer.principal),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from pathlib import Path
 
@@ -10,10 +11,19 @@ import pytest
 import rayq
 from rayq import Acl, Cluster, QueueTask, TopicPartition, messages
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
+from rayq.client.addresses import parse_addresses
+from rayq.client.admin.admin import AsyncAdmin
 from rayq.client.client import Client
+from rayq.client.environment import system_environment
+from rayq.client.producing.producer import AsyncProducer
+from rayq.config import ClusterConfig, ProducerConfig
 from rayq.errors import AuthenticationError, AuthorizationError, ConfigError, DeliveryError
 from rayq.messages.acls import Operation, ResourceType
+from rayq.runtime.layout import directory_path
+from rayq.storage.data_directory import read_secret
+from rayq.storage.disk import LocalDisk
 from rayq.testing import LocalCluster
+from rayq.wire.authentication import Identity
 from tests.local.conftest import NewTopic
 from tests.local.group_support import Coordinator
 from tests.local.principal_support import Named, change
@@ -240,6 +250,45 @@ def test_who_may_describe_the_cluster_measures_each_process(
         # A broker, a replica process, the object server and the controller.
         eventually(lambda: processes(anna) == [1.0] * 4, "anna hears from each process")
         assert set(processes(ben)) == {0.0}
+
+
+def test_a_server_that_acts_for_a_principal_may_what_the_principal_may(
+    cluster: LocalCluster, topic: str, new_topic: NewTopic
+) -> None:
+    """A gateway holds the secret and no token: whom it acts for it has found out by itself."""
+    other = new_topic()
+    anna = Named(cluster, ("write", "topic", topic), ("describe", "topic", other))
+    anna.revoke()  # No token is needed.
+    secret = read_secret(LocalDisk(), directory_path(cluster.data_dir, 0))
+
+    async def act() -> None:
+        gateway = Identity(
+            role="server", key=secret, cluster_id=None, broker=None, acts_for=anna.name
+        )
+        bootstrap = parse_addresses(cluster.addresses)
+        client = Client(system_environment(), gateway, bootstrap, ClusterConfig(), name="gateway")
+        try:
+            producer = AsyncProducer(client, ProducerConfig())
+            await (await producer.send(topic, b"v"))
+            with pytest.raises(AuthorizationError) as caught:
+                await (await producer.send(other, b"v"))
+            told(caught, anna, "write", f"topic {other}")
+            with pytest.raises(DeliveryError):
+                await producer.close()
+            with pytest.raises(AuthorizationError) as caught:
+                await AsyncAdmin(client).create_topic("of-the-gateway")
+            told(caught, anna, "create", "topic of-the-gateway")
+            # What servers ask each other is not for it.
+            at = bootstrap[0]
+            with pytest.raises(AuthenticationError, match="is for the cluster's servers"):
+                await client.ask(at, messages.FindController(), timeout_s=60)
+        finally:
+            client.close()
+
+    asyncio.run(act())
+    change(cluster, messages.DeletePrincipal(anna.name))
+    with pytest.raises(AuthenticationError, match=f"no principal '{anna.name}' to act for"):
+        asyncio.run(act())
 
 
 def test_nobody_is_pushed_anything_where_nobody_is_set_up(
