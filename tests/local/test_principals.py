@@ -244,12 +244,15 @@ def test_who_may_describe_the_cluster_measures_each_process(
 
         def processes(who: Named) -> list[float]:
             with who.connect() as connection:
-                samples = connection.metrics()
+                try:
+                    samples = connection.metrics()
+                except AuthorizationError:
+                    return []
             return [sample.value for sample in samples if sample.name == "rayq_process_up"]
 
         # A broker, a replica process, the object server and the controller.
         eventually(lambda: processes(anna) == [1.0] * 4, "anna hears from each process")
-        assert set(processes(ben)) == {0.0}
+        assert processes(ben) == []
 
 
 def test_a_server_that_acts_for_a_principal_may_what_the_principal_may(
