@@ -322,7 +322,14 @@ def test_a_redrive_is_told_with_the_number_of_its_records(cluster: LocalCluster)
     with anna.connect() as hers:
         client, background = hers.shared_client()
         letters = DeadLetters(client, "redriven", timeout_s=60.0)
-        background.run(letters.settle(Filter(), to_topic=""))
+        moved = 0
+
+        def move() -> bool:
+            nonlocal moved
+            moved += background.run(letters.settle(Filter(), to_topic="")).moved
+            return moved == 3
+
+        eventually(move, "all of them are dead letters, and moved back")
 
     def told(lines: list[AuditLine]) -> int:
         return sum(line.objects for line in of(lines, anna.name, "redrive"))
