@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rayq import Cluster, TopicPartition, messages
+from rayq.batch.task_writer import begin_write, finish_write, write_task, writing
 from rayq.core.access.audit import AuditLine
 from rayq.core.cluster.topic_changes import TRANSACTIONS_TOPIC
 from rayq.errors import AuthorizationError, TransactionAbortedError
@@ -139,6 +141,27 @@ def test_nobody_writes_in_the_transaction_of_another(
         producer.commit_transaction()
     with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
         assert [record.value for record in consumer.until_end(60)] == [b"hers", b"too"]
+
+
+def test_the_batch_write_of_a_principal_is_a_transaction_of_its_own(
+    cluster: LocalCluster, topic: str
+) -> None:
+    """Its driver seals each partition, and its tasks have the same principal."""
+    name = f"job-of-{topic}"
+    anna = Named(
+        cluster,
+        ("write", "topic", topic),
+        ("read", "topic", topic),
+        ("write", "transactional_id", name),
+    )
+    rows = pa.table({"value": pa.array([b"a", b"b", b"c"], pa.binary())})
+    with anna.connect() as connection:
+        job = begin_write(connection, topic, transactional_id=name)
+        written = [write_task(connection, job, task, [rows]) for task in range(2)]
+        counts = [(one.task, one.partitions) for one in written]
+        with writing(connection, job):
+            finish_write(connection, job, counts)
+    assert sorted(values(cluster, topic)) == sorted(2 * [b"a", b"b", b"c"])
 
 
 def test_whoever_may_alter_an_id_aborts_its_transaction_and_no_other(
