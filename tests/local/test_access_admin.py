@@ -30,7 +30,10 @@ DAY_MS = 86_400_000
 @pytest.fixture(params=["threads", "async"])
 def admin(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[Any]:
     faces = Faces(cluster, is_async=request.param == "async")
-    yield faces.admin()
+    made = faces.admin()
+    yield made
+    if faces.is_async:
+        made.close()
     faces.close()
 
 
