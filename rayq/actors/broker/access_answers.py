@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Sequence
+from collections import defaultdict
 
 import msgspec
 
@@ -20,7 +19,7 @@ from rayq.messages.acls import SUPERUSER, Acl
 from rayq.wire.answer_room import ANSWER_BYTES_MAX
 from rayq.wire.peer import Peer
 
-ACLS_PER_TURN = 5_000
+ACLS_PER_TURN = 10_000
 """Maximum number of ACLs that are looked at before other requests have their turn."""
 
 
@@ -58,27 +57,24 @@ class AccessAnswers:
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
         async with peer.room.take(ANSWER_BYTES_MAX):
             version, acls = self._metadata.version, list(self._metadata.state.acls)
-            page: list[Acl] = []
-            count = 0
+            after = () if request.after is None else msgspec.structs.astuple(request.after)
+            by_principal: dict[str, list[Acl]] = defaultdict(list)
             for first in range(0, len(acls), ACLS_PER_TURN):
-                found = self._shown(peer, request, acls[first : first + ACLS_PER_TURN])
-                count += len(found)
-                page = heapq.nsmallest(messages.ACLS_PAGE, page + found, msgspec.structs.astuple)
+                for acl in acls[first : first + ACLS_PER_TURN]:
+                    if (acl.principal,) >= after[:1]:
+                        by_principal[acl.principal].append(acl)
                 await asyncio.sleep(0)
-            return messages.DescribeAclsResponse(
-                version, page, page[-1] if len(page) < count else None
-            )
-
-    def _shown(
-        self, peer: Peer, request: messages.DescribeAcls, acls: Sequence[Acl]
-    ) -> list[Acl]:
-        after = () if request.after is None else msgspec.structs.astuple(request.after)
-        passed = [acl for acl in acls if passes(acl, request.filter)]
-        principals = dict.fromkeys(acl.principal for acl in passed)
-        seen = {name for name in principals if self._may_see(peer, name)}
-        return [
-            acl for acl in passed if acl.principal in seen and msgspec.structs.astuple(acl) > after
-        ]
+            page: list[Acl] = []
+            for principal in sorted(by_principal):
+                if not self._may_see(peer, principal):
+                    continue
+                found = (acl for acl in by_principal[principal] if passes(acl, request.filter))
+                keyed = sorted((msgspec.structs.astuple(acl), acl) for acl in found)
+                page += [acl for key, acl in keyed if key > after]
+                if len(page) > messages.ACLS_PAGE:
+                    page = page[: messages.ACLS_PAGE]
+                    return messages.DescribeAclsResponse(version, page, page[-1])
+            return messages.DescribeAclsResponse(version, page)
 
     @answers_peer(messages.CheckAcl)
     async def check(
