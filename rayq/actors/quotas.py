@@ -27,12 +27,15 @@ from rayq.messages.quotas import (
 )
 from rayq.metrics import Sample
 
-DEBT_MAX_S = 1.0
+DEBT_MAX_S = 0.5
 """Produce requests of a client that is told to wait are taken up to this debt: they were on their
-way. Further ones wait here."""
+way. Further ones wait here. While an account is in debt nobody can tell that its clients have gone
+elsewhere, so with more debt a load that shifts would wait for its share for longer."""
 TOLD_S_MIN = 0.001
 TOLD_S_MAX = 60.0
 """Maximum time that a client is told to wait. It is told again when it sends more too early."""
+WAITS_UNREAD: tuple[QuotaName, ...] = ("producer_byte_rate", "request_percentage")
+"""The quotas by which requests wait before they are read. By the others their handlers wait."""
 AT_ONCE_S = 0.25
 """One request reads or takes at most what the rate allows in this time, but for one batch or
 record: others would have to wait for long."""
@@ -79,12 +82,16 @@ class Account:
 
     def is_free(self, debt_max_s: float) -> bool:
         """Returns whether work may be done now that goes by this account."""
-        return not self._waiting and self.debt_s <= debt_max_s
+        if self._waiting:
+            return False
+        # Time since the last look can only have brought more.
+        return (self._bucket.balance >= 0 and self.rate > 0) or self.debt_s <= debt_max_s
 
     def use(self, units: float) -> float:
         """Takes units. Returns the debt in seconds."""
-        self.meter.used(units, self._now_s())
-        debt_s = self._bucket.use(units, self._now_s())
+        now_s = self._now_s()
+        self.meter.used(units, now_s)
+        debt_s = self._bucket.use(units, now_s)
         if units < 0 and self._waiting:
             self._schedule()
         return debt_s
@@ -147,11 +154,15 @@ class ClientThrottle:
         self._tell = tell
         self._now_s = quotas.clock.monotonic
         self._accounts: dict[QuotaName, Account] = {}
+        self._waits_for: dict[type[AnyRequest], tuple[tuple[Account, bool], ...]] = {}
+        """The accounts by which a kind of requests waits before it is read, and whether it costs
+        its bytes there; found when the kind is first needed."""
         self._told_until_s: dict[QuotaName, float] = {}
 
     def refresh(self) -> None:
         """Takes the accounts by the quotas that hold now."""
         self._accounts = self._quotas.accounts_of(self.principal, self.client_id)
+        self._waits_for.clear()
 
     def retell(self) -> None:
         """Tells the client what it has to wait now, where it was told a longer time."""
@@ -186,25 +197,33 @@ class ClientThrottle:
     def admits(self, kind: type[AnyRequest], size: int) -> bool:
         if not self._accounts:
             return True
-        wanted = self._wanted(kind, size)
-        if any(not account.is_free(DEBT_MAX_S) for account, _ in wanted):
-            return False
-        for account, units in wanted:
-            if units:
-                self._charge(account, units)
+        accounts = self._accounts_of(kind)
+        for account, _ in accounts:
+            if not account.is_free(DEBT_MAX_S):
+                return False
+        for account, costs_bytes in accounts:
+            if costs_bytes:
+                self._charge(account, size)
         return True
 
-    def _wanted(self, kind: type[AnyRequest], size: int) -> list[tuple[Account, float]]:
-        """The accounts by which a request waits before it is read, and the units that it costs."""
-        wanted: list[tuple[Account, float]] = []
-        for name in kind.quotas:
-            if name in ("producer_byte_rate", "request_percentage") and name in self._accounts:
-                units = size if name == "producer_byte_rate" else 0
-                wanted.append((self._accounts[name], units))
-        return wanted
+    def _accounts_of(self, kind: type[AnyRequest]) -> tuple[tuple[Account, bool], ...]:
+        accounts = self._waits_for.get(kind)
+        if accounts is None:
+            accounts = self._waits_for[kind] = tuple(
+                (self._accounts[name], name == "producer_byte_rate")
+                for name in kind.quotas
+                if name in WAITS_UNREAD and name in self._accounts
+            )
+        return accounts
 
     def wait(self, kind: type[AnyRequest], size: int, go: Go) -> None:
-        self._wait_all(self._wanted(kind, size), go)
+        self._wait_all(
+            [
+                (account, size if costs_bytes else 0)
+                for account, costs_bytes in self._accounts_of(kind)
+            ],
+            go,
+        )
 
     def _wait_all(self, wanted: Sequence[tuple[Account, float]], go: Go) -> None:
         """Waits for one after the other."""

@@ -16,7 +16,7 @@ from rayq.messages.quotas import QuotaDemand, QuotaShare
 
 ReporterT = TypeVar("ReporterT", bound=Hashable)
 
-SMOOTHING_S = 1.0
+SMOOTHING_S = 0.7
 """Time over which use that falls is averaged: clients send in bursts."""
 SHORT_PART = 0.1
 """Clients had to wait, if the account was in debt for this part of the time."""
