@@ -14,6 +14,7 @@ import pytest
 from benchmarks import scale as large_cluster
 from benchmarks.scale import REAL, Scale
 from proving.simulation import World
+from proving.simulation.process import ProcessThreads
 from rayq import messages
 from rayq.actors.broker import replica_processes, replica_supervisor
 from rayq.actors.broker.placed_replicas import PlacedReplicas
@@ -21,6 +22,7 @@ from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
 from rayq.actors.metadata import quorum
 from rayq.actors.metadata.quorum import Quorum, encode_entries
 from rayq.errors import StaleBrokerError
+from rayq.storage.data_directory import DataDirectory
 
 PARTITIONS = 300
 LOOKS_MAX = 8
@@ -221,3 +223,42 @@ def test_a_heartbeat_that_names_what_changed_leaves_the_rest_and_one_of_before_i
 
     with World(seed=1) as world:
         world.run(script(Scale(world, 10, PARTITIONS)))
+
+
+def test_a_broker_that_starts_looks_for_holders_of_directories_in_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own heartbeats would wait for thousands of files."""
+    is_in_thread = False
+    looks: list[bool] = []
+    run, find = ProcessThreads.run, DataDirectory.partition_holder
+
+    def run_noted(self: ProcessThreads, job: Any, *arguments: Any) -> Any:
+        def work(*arguments: Any) -> Any:
+            nonlocal is_in_thread
+            is_in_thread = True
+            try:
+                return job(*arguments)
+            finally:
+                is_in_thread = False
+
+        return run(self, work, *arguments)
+
+    def find_noted(disk: Any, path: str) -> Any:
+        looks.append(is_in_thread)
+        return find(disk, path)
+
+    monkeypatch.setattr(ProcessThreads, "run", run_noted)
+    monkeypatch.setattr(DataDirectory, "partition_holder", staticmethod(find_noted))
+
+    async def starting(scale: Scale) -> None:
+        await scale.start()
+        looks.clear()
+        scale._start_real()
+        await asyncio.sleep(2 * CHECK_INTERVAL_S)
+        replicas = len(scale.state.index.by_broker[REAL])
+        assert len(looks) >= replicas
+        assert all(looks)
+
+    with World(seed=1) as world:
+        world.run(starting(Scale(world, 10, PARTITIONS)))

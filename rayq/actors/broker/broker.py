@@ -404,7 +404,7 @@ class Broker:
             port=port,
             node_id=self._node_id,
             replicas_max=self._replicas_max,
-            held=await self._environment.threads.run(self._replicas.held),
+            held=await self._replicas.held(),
         )
         try:
             answer = await self._ask_controller(request, self._session_s / 2)

@@ -35,21 +35,22 @@ from rayq.core.cluster.records import (
 from rayq.environment import Environment
 from rayq.errors import ControllerUnavailableError, RayqError, StaleBrokerError, StorageError
 from rayq.records import TopicIdPartition
-from rayq.storage.data_directory import DataDirectory
+from rayq.storage.data_directory import DataDirectory, DirectoryHolder
 from rayq.wire.pool import ConnectionPool
 
 logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE_PER_NODE = 2
-LOOKED_AT_ONCE_MAX = 50
-"""Number of replicas whose directories are looked at in one turn of the loop: heartbeats, also the
-broker's own, get their turns in between."""
+LOOKED_AT_ONCE_MAX = 100
+"""Number of replicas whose directories are looked at before something is done with the result."""
 REPORT_INTERVAL_S = 0.1
 """Interval at which replicas that are still to be started, reported or let go are looked at."""
 CHECK_INTERVAL_S = 10.0
 """Interval at which all replicas are looked at, even if nothing happened."""
 TIDY_INTERVAL_S = 1.0
 """Interval at which files are looked at again that could not be removed."""
+DirectoryUser = tuple[DirectoryHolder | None, str | None]
+"""The process that holds a partition's directory, and the id of the topic that it belongs to."""
 _NO_NEWS = (RemoteMoved, RemoteDoubted, SnapshotPinned, SnapshotUnpinned, RequestDone)
 """Records that change neither the replicas nor their processes."""
 
@@ -106,6 +107,9 @@ class ReplicaSupervisor:
         """Time of the next check whether the others have all of the log, for replicas that started
         again as they are because the others did not."""
         self._tidy_from_s = environment.clock.monotonic()
+        self._looks = asyncio.Lock()
+        """Lock of those who look in a thread for the processes that hold directories: who looks
+        holds a directory's lock for a moment."""
         self._wake = Signal()
         self._pending: dict[TopicIdPartition, None] = {}
         """Replicas with which something happened, or is still to happen. All others are what they
@@ -205,14 +209,20 @@ class ReplicaSupervisor:
     def _tidy_soon(self) -> None:
         self._tidy_from_s = self._environment.clock.monotonic()
 
-    def held(self) -> list[TopicIdPartition]:
+    async def held(self) -> list[TopicIdPartition]:
         """The partitions whose directories replica processes hold that outlived the previous broker
         process."""
-        held = []
-        for meta, path in self._directory.partitions():
-            if DataDirectory.partition_holder(self._environment.disk, path) is not None:
-                held.append((meta.topic_id, meta.partition))
-        return held
+
+        def look() -> list[TopicIdPartition]:
+            disk = self._environment.disk
+            return [
+                (meta.topic_id, meta.partition)
+                for meta, path in self._directory.partitions()
+                if DataDirectory.partition_holder(disk, path) is not None
+            ]
+
+        async with self._looks:
+            return await self._environment.threads.run(look)
 
     # --- what processes ask -----------------------------------------------------------------
 
@@ -339,7 +349,6 @@ class ReplicaSupervisor:
     async def _start_missing(self, keys: Sequence[TopicIdPartition]) -> list[TopicIdPartition]:
         """Starts those of the replicas that are missing, as far as they may be started now. Returns
         those that were missing."""
-        missing: list[TopicIdPartition] = []
         startable: dict[TopicIdPartition, str] = {}
         now_s = self._environment.clock.monotonic()
         nodes = {
@@ -349,18 +358,15 @@ class ReplicaSupervisor:
         }
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
-        for number, key in enumerate(keys, 1):
-            if number % LOOKED_AT_ONCE_MAX == 0:
-                await asyncio.sleep(0)
-            if not self._is_missing(key):
-                continue
-            missing.append(key)
-            placed = self._placed.find(key)
-            assert placed is not None
-            if not self._hosts.may_start(key, now_s) or not self._is_free(key, now_s):
-                continue
-            startable[key] = f"{placed[0].name}-{key[1]}"
-        # Some may have been removed meanwhile.
+        missing = [key for key in keys if self._is_missing(key)]
+        due = [key for key in missing if self._hosts.may_start(key, now_s)]
+        for first in range(0, len(due), LOOKED_AT_ONCE_MAX):
+            users = await self._users_of(due[first : first + LOOKED_AT_ONCE_MAX])
+            for key, user in users.items():
+                placed = self._placed.find(key)
+                # Some may have been removed meanwhile.
+                if placed is not None and self._is_free(key, now_s, user):
+                    startable[key] = f"{placed[0].name}-{key[1]}"
         self._hosts.assign(
             {key: name for key, name in startable.items() if self._is_missing(key)}
         )
@@ -372,15 +378,40 @@ class ReplicaSupervisor:
         is_wanted = self._placed.find(key) is not None and key not in self._failed
         return is_wanted and not self._hosts.is_hosted(key)
 
-    def _is_free(self, key: TopicIdPartition, now_s: float) -> bool:
+    async def _users_of(
+        self, keys: Sequence[TopicIdPartition]
+    ) -> dict[TopicIdPartition, DirectoryUser]:
+        """Looks at the directories of replicas, in a thread: beside the syncs of thousands of logs
+        a disk may take long for each answer."""
+        if not keys:
+            return {}
+        disk = self._environment.disk
+        paths = {
+            key: self._directory.partition_path(placed[0].name, key[1])
+            for key in keys
+            if (placed := self._placed.find(key)) is not None
+        }
+
+        def look() -> dict[TopicIdPartition, DirectoryUser]:
+            return {
+                key: (
+                    DataDirectory.partition_holder(disk, path),
+                    DataDirectory.partition_topic_id(disk, path),
+                )
+                for key, path in paths.items()
+            }
+
+        async with self._looks:
+            return await self._environment.threads.run(look)
+
+    def _is_free(self, key: TopicIdPartition, now_s: float, user: DirectoryUser) -> bool:
         """Returns whether no process holds the partition's directory. A process that an earlier
         broker process started has one session to present itself, then it is killed."""
         placed = self._placed.find(key)
         assert placed is not None
         path = self._directory.partition_path(placed[0].name, key[1])
-        holder = DataDirectory.partition_holder(self._environment.disk, path)
+        holder, owner = user
         if holder is None:
-            owner = DataDirectory.partition_topic_id(self._environment.disk, path)
             if owner is None or owner == key[0]:
                 return True
             if owner in self._metadata.state.topics or self._hosts.is_hosted((owner, key[1])):
@@ -495,6 +526,7 @@ class ReplicaSupervisor:
         register: list[messages.ReplicaRegistration] = []
         failed: list[tuple[str, int, str]] = []
         told: list[TopicIdPartition] = []
+        users = await self._users_of([key for key in keys if self._is_of_unknown_process(key)])
         for key in keys:
             placed = self._placed.find(key)
             if placed is None:
@@ -505,7 +537,7 @@ class ReplicaSupervisor:
             status = None if host is None else host.statuses[key]
             if known is not None and known.incarnation not in self._hosts:
                 told.append(key)  # Its process has ended, or is still to present itself.
-            if known is not None and self._is_gone(key, known.incarnation):
+            if known is not None and self._is_gone(key, known.incarnation, users.get(key)):
                 failed.append((*key, known.incarnation))
             if (
                 host is not None
@@ -532,15 +564,22 @@ class ReplicaSupervisor:
         told += [(replica.topic_id, replica.partition) for replica in register]
         return told
 
-    def _is_gone(self, key: TopicIdPartition, incarnation: str) -> bool:
+    def _is_of_unknown_process(self, key: TopicIdPartition) -> bool:
+        """Returns whether the process that is registered for a partition is none of those here."""
+        placed = self._placed.find(key)
+        known = None if placed is None else placed[1].processes.get(self._broker)
+        return known is not None and known.incarnation not in self._hosts
+
+    def _is_gone(
+        self, key: TopicIdPartition, incarnation: str, user: DirectoryUser | None
+    ) -> bool:
         """Returns whether a registered process is known to no longer serve this partition."""
         host = self._hosts.get(incarnation)
         if host is not None:
             return key in self._failed or key in host.let_go
-        placed = self._placed.find(key)
-        assert placed is not None
-        path = self._directory.partition_path(placed[0].name, key[1])
-        if DataDirectory.partition_holder(self._environment.disk, path) is None:
+        if user is None:
+            return False  # It ended just now: the next round looks who holds the directory.
+        if user[0] is None:
             return True
         # Another process holds the directory: one of this broker's, or one that is still to come.
         return self._hosts.is_hosted(key)
