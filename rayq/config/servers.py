@@ -219,7 +219,8 @@ class ClusterConfig:
 
     access_patience_ms: Positive = 15_000
     """The time without news of the metadata after which a server refuses named principals: somebody
-    may have revoked their tokens meanwhile. Superusers are served on."""
+    may have revoked their tokens meanwhile. Superusers are served on. Set it longer than it takes
+    until another controller is elected: `controller_patience_ms` and some seconds."""
 
     replica_lag_time_max_ms: Positive = 10_000
     """The maximum time that a follower may be behind before it leaves the in-sync set."""
