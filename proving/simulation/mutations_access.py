@@ -7,6 +7,7 @@ from typing import Any
 from proving.simulation.planting import Patch, plants
 from proving.simulation.server_view import ServerStream
 from rayq.actors.access import Access
+from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.core.access.acls import AclTable, AclVerdict
 from rayq.core.cluster import access_changes
 from rayq.wire.server import Server
@@ -60,3 +61,14 @@ def held_fetch_unchecked() -> list[Patch]:
 @plants("access", "the controller does for a superuser what a broker forwards", "metadata")
 def forwarded_as_superuser() -> list[Patch]:
     return [(access_changes, "check_forwarded", lambda state, forward, request, now_ms: None)]
+
+
+@plants("access", "a new leader of the audit writes all changes once more", "metadata")
+def audit_starts_over() -> list[Patch]:
+    load = AuditCoordinator._load
+
+    async def mutated(self: Any) -> None:
+        await load(self)
+        self.state = NEVER
+
+    return [(AuditCoordinator, "_load", mutated)]
