@@ -1,0 +1,47 @@
+"""Patterns of named principals in a group: they match what the principal may read, and nothing
+else is told."""
+
+from __future__ import annotations
+
+from rayq import TopicPartition
+from rayq.testing import LocalCluster
+from tests.local.principal_support import Named
+from tests.local.support import eventually
+
+
+def test_a_pattern_matches_what_its_principal_may_read_and_follows_its_rights(
+    cluster: LocalCluster,
+) -> None:
+    group = "of-patterns"
+    for name in ("pattern-a", "pattern-b", "pattern-c"):
+        cluster.create_topic(name)
+        with cluster.producer() as producer:
+            producer.send(name, name.encode()).result(60)
+    anna = Named(cluster, ("read", "group", group), ("read", "topic", "pattern-a"))
+    with (
+        anna.connect() as connection,
+        connection.consumer(
+            pattern="pattern-.*", group=group, auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+
+        def reads(*names: str) -> bool:
+            consumer.poll(0.1)
+            return consumer.assignment() == {TopicPartition(name, 0) for name in names}
+
+        eventually(lambda: reads("pattern-a"), "she reads what she may")
+        anna.allow(("read", "topic", "pattern-b"))
+        eventually(lambda: reads("pattern-a", "pattern-b"), "she reads what she may since")
+        anna.forbid(("read", "topic", "pattern-a"))
+        eventually(lambda: reads("pattern-b"), "she reads no more what she may not")
+        # Whoever may read everything has the rest of the group's topics.
+        with cluster.consumer(pattern="pattern-.*", group=group) as other:
+
+            def has_the_rest() -> bool:
+                other.poll(0.1)
+                reads("pattern-b")
+                return {place.topic for place in other.assignment()} >= {"pattern-a", "pattern-c"}
+
+            eventually(has_the_rest, "a superuser reads the others")
+            told = connection.admin.describe_group(group)
+            assert "pattern-c" not in repr(told) and "pattern-a" not in repr(told)
