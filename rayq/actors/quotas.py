@@ -311,7 +311,10 @@ class Quotas:
 
     def replace(self, quotas: Iterable[Quota]) -> None:
         """Takes all quotas of the cluster."""
-        self._table = QuotaTable(quotas)
+        table = QuotaTable(quotas)
+        if table == self._table:
+            return
+        self._table = table
         for key in list(self._accounts):
             limit = self._table.limit(key.principal, key.client_id or "", key.name)
             if limit is None or limit.key != key:

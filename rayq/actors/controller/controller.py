@@ -289,6 +289,8 @@ class Controller:
             return messages.BrokerHeartbeatResponse(self.epoch)
         now_s = self._listening.now_s()
         self._quota_shares.report(request.broker, request.quota_demands, now_s)
+        if now_s - self._started_s < SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000:
+            return messages.BrokerHeartbeatResponse(self.epoch)  # Others may not have reported yet.
         return messages.BrokerHeartbeatResponse(
             self.epoch, self._quota_shares.shares(request.broker, self.state.quotas, now_s)
         )
