@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from rayq.core.access.quota_shares import DemandMeter
@@ -39,6 +39,9 @@ WAITS_UNREAD: tuple[QuotaName, ...] = ("producer_byte_rate", "request_percentage
 AT_ONCE_S = 0.25
 """One request reads or takes at most what the rate allows in this time, but for one batch or
 record: others would have to wait for long."""
+TOLD_AGAIN_S = 10.0
+"""Interval at which a client is told again while its requests wait here, behind those of others:
+else it would give them up."""
 IDLE_S = 10.0
 """An account that nobody has used for this long gets no share."""
 
@@ -158,6 +161,9 @@ class ClientThrottle:
         """The accounts by which a kind of requests waits before it is read, and whether it costs
         its bytes there; found when the kind is first needed."""
         self._told_until_s: dict[QuotaName, float] = {}
+        self._waiting: Counter[QuotaName] = Counter()
+        """The number of requests that wait here, by the quota that they wait for now."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def refresh(self) -> None:
         """Takes the accounts by the quotas that hold now."""
@@ -233,14 +239,31 @@ class ClientThrottle:
         (account, units), *others = wanted
 
         def granted() -> None:
+            self._waiting[account.key.name] -= 1
             self._tell_debt(account.key.name)
             if others:
                 self._wait_all(others, go)
             else:
                 go()
 
-        self._tell_debt(account.key.name)
+        self._begin_waiting(account.key.name)
         account.wait(DEBT_MAX_S, units, granted)
+
+    def _begin_waiting(self, name: QuotaName) -> None:
+        self._tell_debt(name)
+        self._waiting[name] += 1
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TOLD_AGAIN_S, self._tell_again)
+
+    def _tell_again(self) -> None:
+        self._timer = None
+        waiting = [name for name, count in self._waiting.items() if count > 0]
+        for name in waiting:
+            self._tell_it(name, max(self._debt_s(name), TOLD_S_MIN))
+        if waiting:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TOLD_AGAIN_S, self._tell_again)
 
     def _tell_debt(self, name: QuotaName) -> None:
         debt_s = self._debt_s(name)
@@ -266,7 +289,7 @@ class ClientThrottle:
             else:
                 granted.set_result(None)
 
-        self._tell_debt(name)
+        self._begin_waiting(name)
         account.wait(0.0, units, go)
         try:
             await granted
@@ -274,6 +297,8 @@ class ClientThrottle:
             if granted.done() and not granted.cancelled():
                 account.use(-units)
             raise
+        finally:
+            self._waiting[name] -= 1
 
     def use(self, name: QuotaName, units: float) -> None:
         account = self._accounts.get(name)
@@ -286,6 +311,8 @@ class ClientThrottle:
             self._charge(account, seconds)
 
     def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._quotas.disconnect(self)
 
 

@@ -167,6 +167,25 @@ def test_a_quota_of_0_lets_nothing_through_until_it_is_removed(
     run(scenario)
 
 
+def test_what_waits_behind_others_is_not_given_up(
+    run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayq.actors.quotas.TOLD_S_MAX", 0.05)
+    monkeypatch.setattr("rayq.actors.quotas.TOLD_AGAIN_S", 0.05)
+
+    async def scenario() -> None:
+        tenants = Tenants()
+        server = await tenants.start(wire, limit("producer_byte_rate", 0))
+        anna = await wire.connect(server, holder_of(ANNA))
+        parked = anna.request(PRODUCE, b"v", timeout_s=0.5)
+        await asyncio.sleep(1.5)
+        assert not parked.done()
+        tenants.quotas.replace([])
+        await parked
+
+    run(scenario)
+
+
 def test_clients_of_one_account_share_it_and_each_has_its_turn(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         tenants = Tenants()
