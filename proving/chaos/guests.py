@@ -30,7 +30,8 @@ ASK_TIMEOUT_S = 5.0
 RETRY_S = 0.2
 DELIVERY_TIMEOUT_MS = 4_000
 LIFE_S = (5.0, 15.0)
-"""So long a guest keeps its connections; with another token it needs others at once."""
+"""Range of the time for which a guest keeps its connections; with another token it needs others at
+once."""
 
 
 @dataclass

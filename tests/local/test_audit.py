@@ -112,7 +112,7 @@ def test_each_change_leaves_exactly_one_line_with_who_and_from_where(
     hers_told = of(lines, anna.name)
     assert [line.request for line in hers_told] == names
     for line in hers_told:
-        assert line.token == anna.token_id and line.address == "127.0.0.1"
+        assert line.token_id == anna.token_id and line.address == "127.0.0.1"
         assert abs(line.time_ms - time.time() * 1000) < 120_000
         assert line.what.startswith("{")
     own = [line.request for line in of(lines, "superuser")]

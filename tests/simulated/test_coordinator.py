@@ -10,6 +10,7 @@ import pytest
 
 from proving.simulation.process import Process
 from rayq import messages
+from rayq.actors.access import Access
 from rayq.actors.coordinator import LOADING_WAIT_S, READ_RETRY_S, RETRY_S, Coordinator
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.decision import Decision
@@ -38,7 +39,13 @@ class Words(Coordinator[list[str], str]):
         self.gate = led.gate
         self.loads = self.works = 0
         self.trouble: Exception | None = None
-        super().__init__(led.log, led.leader, led.given, encode=lambda word: (word.encode(), b""))
+        super().__init__(
+            led.log,
+            led.leader,
+            led.given,
+            access=Access(led.log.environment.clock),
+            encode=lambda word: (word.encode(), b""),
+        )
 
     async def _load(self) -> None:
         self.loads += 1

@@ -113,7 +113,7 @@ class AuditTrail(Audit):
                 principal=peer.who,
                 address=peer.host,
                 client_id=peer.client_id,
-                token=peer.token_id or "",
+                token_id=peer.token_id or "",
                 request=request,
                 what=what[:WHAT_LENGTH_MAX],
                 objects=objects,

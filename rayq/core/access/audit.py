@@ -38,8 +38,7 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
     client_id: str = ""
     """The name that the client gave itself. Nothing proves it."""
-    token: str = ""
-    """Id of the token."""
+    token_id: str = ""
     request: str = ""
     """Name of the request."""
     what: str = ""
@@ -77,7 +76,7 @@ def line_of(change: AuditedChange) -> AuditLine:
         principal=change.principal or SUPERUSER,
         address=change.address,
         client_id=change.client_id,
-        token=change.token_id or "",
+        token_id=change.token_id or "",
         request=change.request,
         what=change.what,
         id=f"change-{change.time_ms}",
