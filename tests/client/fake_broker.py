@@ -296,6 +296,15 @@ class FakeCluster:
 
         self.call(delete)
 
+    def bring_back(self, topic: FakeTopic) -> None:
+        """Shows a topic again that was deleted, as to a principal that may describe it again."""
+
+        def show() -> None:
+            self.topics[topic.name] = topic
+            self.bump_version()
+
+        self.call(show)
+
     def add_partitions(self, name: str, total: int) -> None:
         def add() -> None:
             ids = list(self.brokers)

@@ -977,6 +977,21 @@ def test_a_topic_deleted_meanwhile_fails_what_waits_for_it(
     assert fake.values("t") == [b"x"]
 
 
+def test_records_of_a_topic_that_was_hidden_meanwhile_are_no_repetitions(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    topic = fake.create_topic("t")
+    with cluster.producer() as producer:
+        producer.send("t", b"v").result(30)
+        fake.delete_topic("t")
+        assert isinstance(producer.send("t", b"w").exception(30), UnknownTopicError)
+        fake.bring_back(topic)
+        assert producer.send("t", b"x").result(30).offset == 1
+        with pytest.raises(DeliveryError):
+            producer.flush()
+    assert fake.values("t") == [b"v", b"x"]
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 

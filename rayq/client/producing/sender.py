@@ -179,8 +179,12 @@ class Sender:
         self._transaction = (producer_id, producer_epoch)
         self._failure = None
         self.has_numbered = False
-        for channel in self._channels.values():
-            channel.flight.begin(producer_id, producer_epoch)
+        partition = self._client.metadata.partition
+        for queue, channel in list(self._channels.items()):
+            if partition(queue.topic, queue.topic_id, queue.partition) is None:
+                del self._channels[queue]
+            else:
+                channel.flight.begin(producer_id, producer_epoch)
 
     def fail(self, error: RayqError) -> None:
         """Fails all accepted and undelivered batches, sent or not, until the next `begin`."""
@@ -551,13 +555,22 @@ class Sender:
         for channel in list(self._channels.values()):
             queue = channel.queue
             if metadata.partition(queue.topic, queue.topic_id, queue.partition) is None:
-                del self._channels[queue]
-                self._no_leader(channel)
+                self._gone(channel)
                 continue
             leader = metadata.leader(queue.topic, queue.topic_id, queue.partition)
             if leader is not None and channel.flight.led_by(leader):
                 channel.leave()
                 self._pump(channel)
+
+    def _gone(self, channel: _Channel) -> None:
+        """Forgets a partition that is not in the metadata. It may come back, if the principal may
+        not describe the topic for a while: then no batch may have the numbers of an earlier one,
+        since the leader would take it for a repetition. So it gets another producer id, and in a
+        transaction, whose id is given, the numbers go on until the next one begins."""
+        if self._transaction is None:
+            del self._channels[channel.queue]
+            self._producer_id = None
+        self._no_leader(channel)
 
     def _tick_later(self) -> None:
         if self._ticker is None and not self._closed:
