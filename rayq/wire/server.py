@@ -637,8 +637,10 @@ class _ServerStream(FrameStream):
         """Sends the error. A client gets it for a one-way request too: it cannot learn otherwise
         that this is the wrong server. Servers learn that from the metadata."""
         self._server.failed(api, error)
-        if isinstance(error, AuthorizationError | AuthenticationError) and self._peer is not None:
-            self._server.audit.denied(self._peer, REQUESTS[api], error)
+        # A refusal that hides what it is about has the whole of it as its cause.
+        denial = error.__cause__ if isinstance(error.__cause__, AuthorizationError) else error
+        if isinstance(denial, AuthorizationError | AuthenticationError) and self._peer is not None:
+            self._server.audit.denied(self._peer, REQUESTS[api], denial)
         if not self._ended and (self.is_client or not one_way):
             self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
 

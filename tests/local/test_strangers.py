@@ -288,3 +288,24 @@ def test_who_may_do_all_but_know_of_some_topics_and_queues_hears_of_none_of_them
                 assert name.encode() not in answer, f"{name}: {request} was answered {answer!r}"
     connections.close()
     assert answered > len(kinds)
+
+
+def test_a_denial_that_hides_a_name_is_in_the_audit_with_it(stage: Stage) -> None:
+    claire = Named(stage.cluster)
+    connections = Connections(claire)
+    topic_id = stage.topic_ids["secret-orders"]
+    request = messages.DescribeReplica(topic_id, 0)
+    ((is_error, answer),) = connections.ask(stage.leaders[topic_id], [request])
+    assert is_error and b"secret" not in answer
+    connections.close()
+
+    offset: int | None = None
+
+    def is_told() -> bool:
+        nonlocal offset
+        lines, offset, _ = stage.cluster.admin.read_audit(offset=offset)
+        return any(
+            line.principal == claire.name and "secret-orders" in line.what for line in lines
+        )
+
+    eventually(is_told, "the audit has the denial")

@@ -449,3 +449,16 @@ def test_a_name_in_an_error_is_no_trap_for_whoever_runs_its_command(name: str, e
 def test_a_long_name_makes_no_long_error() -> None:
     assert len(str(refused(messages.DeleteTopic("x" * 65_536)))) < 1_000
     assert len(str(refused(messages.DeleteTopic("__" + "x" * 65_536)))) < 1_000
+
+
+def test_a_refusal_that_hides_a_name_has_it_for_the_audit() -> None:
+    for request, name in (
+        (messages.Fetch("T", 0, 1, 0, None, 1, 0), "topic of T"),
+        (messages.DescribeQueue("T", 0, 1, "Q"), "topic of T"),
+        (commit("T"), "topic of T"),
+    ):
+        error = refused(request, Acl("anna", "allow", "all", "group", "billing"))
+        assert isinstance(error.__cause__, AuthorizationError)
+        assert name in str(error.__cause__) and name not in str(error)
+    missing = refused(messages.Fetch("T", 0, 1, 0, None, 1, 0), names=NothingExists())
+    assert missing.__cause__ is None

@@ -148,7 +148,8 @@ def check_rights(
 ) -> None:
     """Raises AuthorizationError unless the named principal may send the request from this host.
     Raises UnknownTopicError or UnknownQueueError, as a handler does, for an id that nothing has
-    which the principal may describe."""
+    which the principal may describe. The cause of an error that hides a name is the
+    AuthorizationError that has it, for the audit."""
     assert request.rights is not None, type(request).__name__
     view = View(acls, principal, host, names)
     _check_topic_id(view, request)
@@ -157,7 +158,8 @@ def check_rights(
         if verdict.is_allowed:
             continue
         if isinstance(needed, Found) and not view.knows_of(needed.resource_type, needed.name):
-            raise _as_unknown(principal, request, needed)
+            refusal = _refusal(principal, needed, verdict.acl)
+            raise _as_unknown(principal, request, needed) from refusal
         raise _refusal(principal, needed, verdict.acl)
     # A queue that is not known here might be known to the handler a moment later.
     if isinstance(request, messages.ToQueueLeader) and names.queue_name(request.queue_id) is None:
@@ -181,9 +183,10 @@ def _check_topic_id(view: View, request: messages.AnyRequest) -> None:
     name = view.names.topic_name(topic_id)
     if name is not None and view.knows_of("topic", name):
         return
+    refusal = None if name is None else view.refusal("topic", name)
     if isinstance(request, messages.ToPartition):
-        raise unknown_partition(topic_id, request.partition)
-    raise unknown_topic(topic_id)
+        raise unknown_partition(topic_id, request.partition) from refusal
+    raise unknown_topic(topic_id) from refusal
 
 
 def no_longer_valid(principal: str) -> AuthorizationError:
