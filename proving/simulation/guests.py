@@ -33,6 +33,9 @@ from rayq.testing.checker import Recorder
 
 CONFIG = "index_interval_bytes"
 ROUND_S = 0.4
+EAGER_BYTES, EAGER_S = 400, 0.11
+"""A guest that is eager writes two values of so many bytes, again and again."""
+KEYS = 8
 ALTER_S = 0.3
 LIFE_S = (4.0, 20.0)
 TIMEOUT_S = 2.0
@@ -55,7 +58,10 @@ class Guest:
         places: list[TopicPartition],
         recorder: Recorder,
         acknowledged: Callable[[], None],
+        is_eager: Callable[[], bool],
     ) -> None:
+        """`is_eager()` says whether it is to write more than it may."""
+        self._is_eager = is_eager
         self._name = name
         self._process = process
         self._rng = rng
@@ -94,15 +100,21 @@ class Guest:
         recorder, rng = self._recorder, self._rng
         recorder.opened(name)
         config = ProducerConfig(
-            delivery_timeout_ms=rng.choice((4_000, 15_000)), linger_ms=rng.choice((0, 5))
+            delivery_timeout_ms=rng.choice((15_000, 60_000)),
+            linger_ms=rng.choice((0, 5)),
+            batch_size=1_024,
+            compression_type="none",
         )
         producer = AsyncProducer(client, config)
         count = 0
         while lasts():
-            for _ in range(rng.randint(1, 3)):
+            is_eager = self._is_eager()
+            for _ in range(2 if is_eager else rng.randint(1, 3)):
                 count += 1
                 value = b"%s/%d" % (name.encode(), count)
-                key = b"%s-%d" % (self._name.encode(), rng.randrange(3))
+                if is_eager:
+                    value = value.ljust(EAGER_BYTES, b".")
+                key = b"%s-%d" % (self._name.encode(), rng.randrange(KEYS))
                 number = recorder.sending(name, self._topic, key, value)
                 try:
                     future = await producer.send(self._topic, value, key=key)
@@ -111,7 +123,7 @@ class Guest:
                     await asyncio.sleep(rng.uniform(0, ROUND_S))
                 else:
                     future.call_on_delivery(partial(self._note, name, number, is_over))
-            await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
+            await asyncio.sleep(EAGER_S if is_eager else rng.uniform(0, 2 * ROUND_S))
         with contextlib.suppress(DeliveryError):
             await producer.close()
 

@@ -53,8 +53,6 @@ from rayq.errors import (
     AuthenticationError,
     AuthorizationError,
     RayqError,
-    UnknownQueueError,
-    UnknownTopicError,
 )
 from rayq.messages.acls import ANY, CLUSTER, Acl
 from rayq.wire.authentication import ServerHandshake
@@ -207,7 +205,7 @@ class AccessJudge:
                 return read_request(stream, peer, api, header, now_s)  # type: ignore[no-any-return]
             try:
                 request: messages.AnyRequest = read_request(stream, peer, api, header, now_s)
-            except (AuthorizationError, UnknownTopicError, UnknownQueueError):
+            except AuthorizationError:
                 kind = messages.REQUESTS[api]
                 self._judge_refused(peer, decode(DECODERS[kind], header, kind.__name__))
                 raise

@@ -8,8 +8,10 @@ from proving.simulation.planting import Patch, plants
 from proving.simulation.server_view import ServerStream
 from rayq.actors.access import Access
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
+from rayq.actors.quotas import Quotas
 from rayq.core.access.acls import AclTable, AclVerdict
 from rayq.core.cluster import access_changes
+from rayq.core.transactions import changes as transaction_changes
 from rayq.wire.server import Server
 
 
@@ -72,3 +74,13 @@ def audit_starts_over() -> list[Patch]:
         self.state = NEVER
 
     return [(AuditCoordinator, "_load", mutated)]
+
+
+@plants("access", "each process gives a principal the whole rate of its quota")
+def quota_per_process() -> list[Patch]:
+    return [(Quotas, "_rate", lambda self, key, value: value)]
+
+
+@plants("access", "who may write to a topic may write in another's transaction", "transactions")
+def family_of_another() -> list[Patch]:
+    return [(transaction_changes, "_check_principal", lambda state, key, principal: None)]

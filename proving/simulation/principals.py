@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +23,14 @@ import msgspec
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults
+from proving.simulation.guests import EAGER_BYTES
 from proving.simulation.invariants_access import KNOWN_AFTER_S, AccessJudge
 from proving.simulation.process import Process
 from proving.simulation.server_view import server_of_broker, server_of_host
 from rayq import messages
 from rayq.client.client import Client
 from rayq.core.access.rights import Needed
-from rayq.messages.acls import ANY, Acl, Operation, ResourceType
+from rayq.messages.acls import ANY, Acl, Operation, QuotaName, ResourceType
 from rayq.wire.authentication import Identity
 from rayq.wire.scram import SALT_BYTES
 from rayq.wire.tokens import PrincipalToken, draw_token, verifiers_of
@@ -38,10 +40,21 @@ PRINCIPALS_SHARE = 1 / 4
 KIND_SHARE = 0.7
 """Share of the kinds of clients that log in as principals, in a seed that has any."""
 GUESTS = 2
+POISONER = "poisoner"
+"""A client of some scenarios that is the first guest, too."""
 PATIENCES_MS = (4_000, 8_000, 15_000)
 """Choices of a seed for `access_patience_ms`."""
 CHANGE_TIMEOUT_S = 120.0
 CALM_REVOCATIONS = 2
+QUOTA_SHARE = 0.5
+RATE = 4_000.0
+"""Bytes per second that a guest may write while its quota is judged."""
+SHARED_AFTER_S = 3.0
+"""Time until each process has its share of a rate."""
+RATED_S = 8.0
+RATED_SHARES = (0.4, 1.25)
+"""The least and the greatest rate of the values that are acknowledged, as a multiple of the quota,
+which counts the rest of the batches, too; and a batch may begin or end just then."""
 LOOK_S = 0.5
 SYNCS_MAX = 10
 """A change is known later by so many syncs of a broker's disk, where they are slow."""
@@ -50,8 +63,9 @@ CUT_SHARE = 0.2
 REVOKED_S = (0.1, 5.0)
 """The least and the greatest time for which a right is gone."""
 Rights = Mapping[str, Sequence[Needed]]
-"""The rights that kinds of clients need. A kind is the beginning of the names of processes; kinds
+"""The rights that kinds of clients need. A kind is the name of processes up to their numbers; kinds
 with a | between them are one principal."""
+_NUMBERS = re.compile(r"[-.]\d.*")
 
 
 def may(operation: Operation, resource_type: ResourceType, *names: str) -> list[Needed]:
@@ -89,14 +103,17 @@ class Login:
 class Principals:
     """The principals of a seed, and the operator who makes, revokes and gives back their rights."""
 
-    def __init__(self, cluster: SimulatedCluster, rights: Rights, topic: str) -> None:
-        """Guests may write and read `topic`, and alter its config."""
+    def __init__(
+        self, cluster: SimulatedCluster, rights: Rights, rights_of_guests: Sequence[Needed]
+    ) -> None:
         rng = self._rng = cluster.world.new_random(PRINCIPALS)
         self._cluster = cluster
         self.judge = AccessJudge(
             lambda: cluster.world.now_s, cluster.config.access_patience_ms / 1000
         )
         self._client: Client | None = None
+        self.eager: set[str] = set()
+        """The guests that write more than they may."""
         self._kinds: dict[str, Login] = {}
         for kinds, needs in rights.items():
             if rng.random() < KIND_SHARE:
@@ -106,22 +123,19 @@ class Principals:
                 self._kinds |= dict.fromkeys(kinds.split("|"), login)
         self.guests = [self._login(f"guest-{number}") for number in range(GUESTS)]
         for guest in self.guests:
-            guest.acls = [
-                Acl(guest.name, "allow", operation, "topic", topic)
-                for operation in ("read", "write", "alter_configs")
-            ]
+            guest.acls = [Acl(guest.name, "allow", *needed) for needed in rights_of_guests]
         self.stranger = self._login("stranger")
         self.stranger.acls = self._useless(rights)
         self._kinds |= {login.name: login for login in (*self.guests, self.stranger)}
+        self._kinds[POISONER] = self.guests[0]
         cluster.world.trace.note(f"PRINCIPALS {', '.join(self._kinds)}")
 
     def identity_of(self, process: Process) -> Identity:
         """The identity by which a client in this process logs in."""
         name = process.name.partition("#")[0]
-        kinds = [kind for kind in self._kinds if name.startswith(kind)]
-        if not kinds:
+        login = self._kinds.get(name) or self._kinds.get(_NUMBERS.sub("", name))
+        if login is None:
             return self._cluster.client_identity
-        login = self._kinds[max(kinds, key=len)]
         return Identity(
             role="client",
             key=b"",
@@ -239,8 +253,12 @@ class Principals:
         network = cluster.world.network
         network.cut([cluster.hosts[number]], others, both_ways=faults.rng.random() < 0.5)
         lasts_s = cluster.config.access_patience_ms / 1000 + faults.rng.uniform(0.5, 3.0)
-        await self.revoke(guest, way, gone=partial(asyncio.sleep, lasts_s))
-        network.heal([cluster.hosts[number]], others)
+
+        async def gone() -> None:
+            await asyncio.sleep(lasts_s)
+            network.heal([cluster.hosts[number]], others)  # Else nobody might give the right back.
+
+        await self.revoke(guest, way, gone=gone)
 
     async def revoke_in_calm(self, acknowledged: Mapping[str, int]) -> None:
         """Revokes rights once more while nothing is broken: a second later nobody is served, and
@@ -258,6 +276,24 @@ class Principals:
                 lambda: acknowledged[guest.name] > before,  # noqa: B023
                 f"{guest.name} to make progress, once it may again",
             )
+        if self._rng.random() < QUOTA_SHARE:
+            await self._judge_quota(self._rng.choice(self.guests), acknowledged)
+
+    async def _judge_quota(self, guest: Login, acknowledged: Mapping[str, int]) -> None:
+        """A guest that wants nearly twice as much writes as much as its quota says, whatever number
+        of processes serve it."""
+        self.eager.add(guest.name)
+        await self._set_quota(guest, {"producer_byte_rate": RATE})
+        await asyncio.sleep(self.judge.known_after_s + SHARED_AFTER_S)
+        before = acknowledged[guest.name]
+        await asyncio.sleep(RATED_S)
+        rate = (acknowledged[guest.name] - before) * EAGER_BYTES / RATED_S
+        await self._remove_quota(guest)
+        self.eager.discard(guest.name)
+        least, most = RATED_SHARES
+        assert least * RATE < rate < most * RATE, (
+            f"{guest.name} has written {rate:.0f} bytes a second under a quota of {RATE:.0f}"
+        )
 
     def _judge_connections(self) -> None:
         cluster = self._cluster
@@ -286,6 +322,23 @@ class Principals:
         guest.is_revoked = False
 
     # --- ways to revoke ---------------------------------------------------------------------------
+
+    async def throttle(self, guest: Login) -> GiveBack:
+        """A quota holds for a while. Nothing is refused: answers are late."""
+        names: tuple[QuotaName, ...] = ("producer_byte_rate", "consumer_byte_rate")
+        limits: dict[QuotaName, float] = {
+            name: self._rng.choice((300.0, 3_000.0, 30_000.0)) for name in names
+        }
+        await self._set_quota(guest, limits)
+        return partial(self._remove_quota, guest)
+
+    async def _set_quota(self, guest: Login, limits: dict[QuotaName, float]) -> None:
+        await self._change(
+            messages.SetQuota(principal=guest.name, client_id=None, limits=limits)
+        )
+
+    async def _remove_quota(self, guest: Login) -> None:
+        await self._change(messages.RemoveQuota(principal=guest.name, client_id=None))
 
     async def remove_acls(self, guest: Login) -> GiveBack:
         acls = self._rng.sample(guest.acls, self._rng.randint(1, len(guest.acls)))
@@ -325,6 +378,7 @@ class Principals:
 
 
 WAYS = (
+    Principals.throttle,
     Principals.remove_acls,
     Principals.deny,
     Principals.revoke_token,

@@ -138,7 +138,9 @@ def _simulate(outcome: Outcome) -> None:
         _choose_hardware(world, rng, kind.syncs_s)
         workload = kind(cluster)
         if has_principals:
-            workload.principals = Principals(cluster, workload.rights(), workload.topics[0])
+            workload.principals = Principals(
+                cluster, workload.rights(), workload.rights_of_guests()
+            )
         invariants = Invariants(cluster)
         invariants.access = None if workload.principals is None else workload.principals.judge
         world.loop.observer = workload.observer(invariants)

@@ -31,6 +31,7 @@ from rayq.client.client import Client
 from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.core.access.rights import Needed
 from rayq.errors import DeliveryError, RayqError
 from rayq.records import RecordMetadata, TopicPartition
 from rayq.testing.checker import Recorder
@@ -117,6 +118,13 @@ class Workload:
         """The rights that each kind of client needs, of those that may be principals."""
         write, read = may("write", "topic", *self.topics), may("read", "topic", *self.topics)
         return {"producer": write, "consumer": read, "watcher": read, "final-reader": read}
+
+    def rights_of_guests(self) -> Sequence[Needed]:
+        """The rights that come and go."""
+        topic = self.topics[0]
+        return [
+            Needed(operation, "topic", topic) for operation in ("read", "write", "alter_configs")
+        ]
 
     @classmethod
     def cluster_options(cls, rng: random.Random) -> dict[str, Any]:
@@ -309,18 +317,31 @@ class Workload:
         def acknowledged() -> None:
             self.acknowledged_by[name] += 1
 
+        principals = self.principals
+        assert principals is not None
         guest = Guest(
-            name, process, rng, self._client, self._guest_places, self.recorder, acknowledged
+            name,
+            process,
+            rng,
+            self._client,
+            self._guest_places,
+            self.recorder,
+            acknowledged,
+            lambda: name in principals.eager,
         )
         await guest.live(lambda: self._has_guests)
 
-    async def _be_a_stranger(self, name: str, process: Process, rng: random.Random) -> None:
-        assert self.principals is not None
+    def _superuser(self, process: Process) -> Client:
+        """A client of a process that is no superuser otherwise: it finds out what others know."""
         cluster = self._cluster
-        client, victim = self._client(process), self.principals.guests[0].name
-        spy = Client(
+        return Client(
             process.environment, cluster.client_identity, cluster.endpoints, cluster.config
         )
+
+    async def _be_a_stranger(self, name: str, process: Process, rng: random.Random) -> None:
+        assert self.principals is not None
+        client, victim = self._client(process), self.principals.guests[0].name
+        spy = self._superuser(process)
         stranger = Stranger(name, client, spy, rng, self.places, self.recorder, victim)
         await stranger.live(lambda: self._has_guests)
         client.close()

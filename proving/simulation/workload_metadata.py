@@ -155,7 +155,7 @@ class MetadataWorkload(Workload):
             *may("read", "topic", "changer-*"),
             *may("write", "topic", "changer-*"),
         ]
-        return {**super().rights(), "changer": change}
+        return {**super().rights(), "changer|final-reader-of-changed-topics": change}
 
     def start(self) -> None:
         super().start()

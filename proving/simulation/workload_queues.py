@@ -156,7 +156,10 @@ class QueueWorkload(Workload):
             "delayer": may("write", "topic", LATER),
             "loose-writer": may("write", "topic", LOOSE),
             "alterer": may("alter", "queue", *queues),
-            "worker": [*may("read", "queue", *queues), *may("read", "topic", *topics)],
+            "|".join(f"worker-{name}" for name in queues): [
+                *may("read", "queue", *queues),
+                *may("read", "topic", *topics),
+            ],
             "redriver": [
                 *may("alter", "queue", *queues),
                 *may("read", "queue", *queues),

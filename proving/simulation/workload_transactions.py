@@ -11,6 +11,7 @@ time-out. *Copiers* are the members of a group: each reads some orders and write
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -28,11 +29,12 @@ from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
-from proving.simulation.principals import Rights, may
+from proving.simulation.principals import POISONER, Rights, may
 from proving.simulation.process import Process
 from proving.simulation.transaction_times import TransactionTimes
 from proving.simulation.workload import PRODUCERS, Workload
 from proving.simulation.world import Host
+from rayq import messages
 from rayq.actors.replica.replica import Replica
 from rayq.batch.job_partition import JobPartition
 from rayq.batch.taking_cuts import take_cut, together
@@ -44,6 +46,7 @@ from rayq.client.coordinator import offsets_partitions
 from rayq.client.producing.producer import AsyncProducer
 from rayq.client.producing.transaction import AsyncTransaction
 from rayq.config import ConsumerConfig, ProducerConfig
+from rayq.core.access.rights import Needed
 from rayq.core.cluster.topic_changes import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from rayq.errors import (
     MaxPollIntervalError,
@@ -53,6 +56,7 @@ from rayq.errors import (
     TransactionOutcomeUnknownError,
 )
 from rayq.records import Record, TopicPartition
+from rayq.storage.batch import encode_batch
 from rayq.testing.checker.history import Sent
 from rayq.testing.checker.transactions import TransactionHistory
 
@@ -63,6 +67,9 @@ WRITERS, WRITER_IDS = 3, 2
 COPIERS = 2
 READERS = 2
 LIFE_S = (1.0, 12.0)
+POISON_S, POISON_TIMEOUT_S = 0.5, 2.0
+POISON_ID = 100_000
+"""A producer id of a family that no task of a job has."""
 END_LIMIT_S = 90.0
 CUT_LIMIT_S = 20.0
 
@@ -137,6 +144,17 @@ class TransactionWorkload(Workload):
             ],
             "driver|executor": job,
         }
+
+    def rights_of_guests(self) -> Sequence[Needed]:
+        return [*super().rights_of_guests(), *may("write", "topic", PAIRS)]
+
+    def start_guests(self) -> None:
+        super().start_guests()
+        self._start(POISONER, self._poison)
+
+    async def end_guests(self) -> None:
+        await super().end_guests()
+        await self._end(POISONER)
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         def committed(replica: Replica, leader_epoch: int, batch: bytes) -> None:
@@ -329,6 +347,57 @@ class TransactionWorkload(Workload):
                 break
             await asyncio.sleep(rng.uniform(0, 0.5))
         await self._close(producer)
+
+    async def _poison(self, name: str, process: Process, rng: random.Random) -> None:
+        """Writes in the transactions of others, to a topic that it may write to."""
+        client, spy = self._client(process), self._superuser(process)
+        count = 0
+        while self._has_guests:
+            await asyncio.sleep(rng.uniform(0, 2 * POISON_S))
+            count += 1
+            with contextlib.suppress(RayqError):
+                await self._poison_one(client, spy, rng, count)
+        client.close()
+        spy.close()
+
+    async def _poison_one(
+        self, client: Client, spy: Client, rng: random.Random, count: int
+    ) -> None:
+        states = await spy.topic(TRANSACTIONS_TOPIC, timeout_s=POISON_TIMEOUT_S)
+        number = rng.randrange(len(states.partitions))
+        listed = await spy.ask_leader(
+            TRANSACTIONS_TOPIC,
+            number,
+            lambda topic_id, leader: messages.ListTransactions(topic_id, number, leader.epoch),
+            timeout_s=POISON_TIMEOUT_S,
+            attempt_timeout_s=POISON_TIMEOUT_S,
+        )
+        victims = [victim for victim in listed.transactions if victim.state == "open"]
+        if not victims:
+            return
+        victim, value = rng.choice(victims), b"poison/%d" % count
+        self.history.begun(value.decode())
+        self.history.sending(value.decode(), value)
+        self.history.ended(value.decode(), "aborted")
+        payload = encode_batch(
+            [value],
+            [value],
+            producer_id=victim.family + POISON_ID + count,
+            producer_epoch=victim.epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        partition = rng.randrange(PAIRS_PARTITIONS)
+        await client.exchange_with_leader(
+            PAIRS,
+            partition,
+            lambda topic_id, leader: messages.Produce(
+                topic_id, partition, leader.epoch, acks=-1, timeout_ms=1_000
+            ),
+            payload,
+            timeout_s=POISON_TIMEOUT_S,
+            attempt_timeout_s=POISON_TIMEOUT_S,
+        )
 
     async def _copy(self, name: str, process: Process, rng: random.Random) -> None:
         producer = self._producer(process, rng, name.split(".")[0])

@@ -52,6 +52,14 @@ FIRST_SEEDS = {
     "garbage_by_a_leaping_clock": 3,
     "renewed_pins_keep_their_time": 8,
     "audit_starts_over": 1,
+    "revoked_stays_connected": 1,
+    "deny_ignored": 1,
+    "cache_outlives_change": 1,
+    "held_fetch_unchecked": 1,
+    "family_of_another": 1,
+    "forwarded_as_superuser": 6,
+    "patience_without_end": 17,
+    "quota_per_process": 1,
 }
 """The first seed of each hunt, so that a hunt need not look for long; other seeds would do, too."""
 
