@@ -270,6 +270,9 @@ class ClientThrottle:
         if debt_s >= TOLD_S_MIN:
             self._tell_it(name, debt_s)
 
+    def limits(self, name: QuotaName) -> bool:
+        return name in self._accounts
+
     def most(self, name: QuotaName, units: float) -> float:
         account = self._accounts.get(name)
         return units if account is None else min(units, max(account.rate * AT_ONCE_S, 1.0))

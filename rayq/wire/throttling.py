@@ -33,6 +33,9 @@ class Throttle(Protocol):
         """Calls `go()` once a request may be handled, which is charged then: never before this
         returns, and after those that wait for the same quota already."""
 
+    def limits(self, name: QuotaName) -> bool:
+        """Returns whether the client has such a quota now."""
+
     def most(self, name: QuotaName, units: float) -> float:
         """The units that one request should take at most, of those that it asks for."""
 
