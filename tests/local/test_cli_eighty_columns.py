@@ -59,6 +59,10 @@ acl list
 acl check ANNA read topic TOPIC
 acl check ANNA read group GROUP
 acl remove ANNA read topic TOPIC -y
+quota set ANNA producer_byte_rate=5e6
+quota list ANNA
+quota remove ANNA -y
+audit
 token create ANNA --expires 90d
 token rotate ANNA
 token list
@@ -97,7 +101,7 @@ class Terminal(io.StringIO):
 
 
 def test_every_verb_is_shown_here() -> None:
-    listed = {tuple(line.split()[:2]) for line in LINES.split("\n")} | {("status",), ("plan",)}
+    listed = {tuple(line.split()[:2]) for line in LINES.split("\n")} | {("status",), ("plan",), ("audit",)}
     root = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     verbs = [
         (name, below) if below else (name,)

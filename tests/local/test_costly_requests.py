@@ -68,6 +68,8 @@ def largest(kind: inspect.Type, place: int | None = None) -> Any:
             return 0.5
         case inspect.BoolType():
             return True
+        case inspect.LiteralType(values=values):
+            return values[0]
         case inspect.StrType():
             return f"{number}{TEXT}"[:64]
         case inspect.BytesType(max_length=length):
@@ -371,9 +373,11 @@ def test_clients_with_more_positions_than_one_request_names_send_several(
     sent: list[int] = []
     commit = GroupCoordinator.commit
 
-    async def noted(self: GroupCoordinator, request: messages.CommitOffsets) -> Any:
+    async def noted(
+        self: GroupCoordinator, peer: Any, request: messages.CommitOffsets, payload: memoryview
+    ) -> Any:
         sent.append(len(request.offsets))
-        return await commit(self, request)
+        return await commit(self, peer, request, payload)
 
     monkeypatch.setattr(GroupCoordinator, "commit", noted)
     with cluster.consumer(group="many") as consumer:

@@ -39,18 +39,22 @@ TLS: dict[str, Any] = {
     "tls_key": "/etc/rayq/node.key",
     "tls_ca": "/etc/rayq/ca.pem",
 }
+CERTIFIED = {"tls_client_ca": "/etc/rayq/clients.pem", "tls_principals": "cn"}
 OTHERS: dict[str, Any] = {
     "session_timeout_ms": 7000,
     "group_assignors": {"mine": "module:function"},
     "max_frame_bytes": 100 * 2**20,
     "remote_storage_url": "file:///store",
+    "remote_direct_reads": "none",
     "remote_storage_credentials": "/etc/rayq/credentials",
     "bind_host": "10.0.0.7",
     "advertised_host": "rayq.example",
     "broker_resource": "rayq_broker",
     "tls_check_hostname": False,
     "replica_rebuild_delay_ms": 600_000,
+    "inside_ray_principal": "analytics",
     **TLS,
+    **CERTIFIED,
 }
 
 
@@ -84,7 +88,7 @@ def test_what_a_start_is_not_given_is_as_it_was() -> None:
     assert settings_for(kept, name=None, port=None, given={}) == kept
     assert kept.parsed() == ClusterConfig(**given)
     for key, value in given.items():
-        if key not in TLS and key != "broker_resource":
+        if key not in {**TLS, **CERTIFIED, "broker_resource": None}:
             alone = first(**{key: value}) if key != "heartbeat_interval_ms" else kept
             assert getattr(later(alone).parsed(), key) == value
 

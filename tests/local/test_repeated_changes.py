@@ -16,12 +16,14 @@ from rayq.errors import (
     UnknownTopicError,
 )
 from rayq.messages import (
+    REQUESTS,
     AlterReassignments,
     AlterTopicConfig,
     AnyRequest,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    Forward,
     RemoveBroker,
 )
 from rayq.records import TopicPartition
@@ -40,7 +42,8 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lose]:
 
     async def handle_and_lose(controller: Controller, request: AnyRequest) -> Any:
         answer = await handle(controller, request)
-        after = lost.pop(type(request), None)
+        kind = REQUESTS[request.kind] if isinstance(request, Forward) else type(request)
+        after = lost.pop(kind, None)
         if after is None:
             return answer
         after(controller)
