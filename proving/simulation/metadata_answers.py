@@ -46,6 +46,7 @@ from rayq.actors.controller.controller import Controller
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Quorum, decode_entries
 from rayq.core.access.rights import View
+from rayq.core.cluster.audited_changes import done_id
 from rayq.core.cluster.records import (
     MetadataRecord,
     RequestDone,
@@ -56,7 +57,7 @@ from rayq.core.cluster.records import (
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import NotControllerError, RayqError
 from rayq.storage.metadata_log import ENTRIES, PROMISE, SNAPSHOT, MetadataLog
-from rayq.wire.codec import ENCODER
+from rayq.wire.codec import DECODERS, ENCODER
 from rayq.wire.peer import Peer
 
 Installed = messages.AppendMetadataResponse | messages.InstallMetadataSnapshotPartResponse
@@ -274,7 +275,11 @@ class MetadataJudge:
             quorum = quorum_of(controller)
             # It decides before it waits for the first time, so on all that is there now.
             needed = quorum.last_index
-            name = type(request).__name__
+            forward = request if isinstance(request, messages.Forward) else None
+            asked = request
+            if forward is not None:
+                asked = DECODERS[messages.REQUESTS[forward.kind]].decode(forward.request)
+            name = type(asked).__name__
             try:
                 answer = await handle(controller, request)
             except NotControllerError:
@@ -286,8 +291,8 @@ class MetadataJudge:
                 return answer  # It says that the controller lives, and nothing of the metadata.
             if isinstance(answer, messages.ChangeResponse):
                 needed = max(needed, answer.version)
-            if isinstance(request, messages.Change) and request.request_id is not None:
-                self._judge_done(request.request_id, needed)
+            if isinstance(asked, messages.Change) and asked.request_id is not None:
+                self._judge_done(done_id(asked.request_id, forward), needed)
             self._judge_answer(quorum, needed, f"the answer to {name}")
             return answer
 
