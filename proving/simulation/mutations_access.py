@@ -10,7 +10,6 @@ from rayq.actors.access import Access
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.actors.quotas import Quotas
 from rayq.core.access.acls import AclTable, AclVerdict
-from rayq.core.cluster import access_changes
 from rayq.core.transactions import changes as transaction_changes
 from rayq.wire.server import Server
 
@@ -58,11 +57,6 @@ def cache_outlives_change() -> list[Patch]:
 @plants("access", "a request that was held is answered without another check")
 def held_fetch_unchecked() -> list[Patch]:
     return [(ServerStream, "_refusal", lambda self, request, now_s: None)]
-
-
-@plants("access", "the controller does for a superuser what a broker forwards", "metadata")
-def forwarded_as_superuser() -> list[Patch]:
-    return [(access_changes, "check_forwarded", lambda state, forward, request, now_ms: None)]
 
 
 @plants("access", "a new leader of the audit writes all changes once more", "metadata")

@@ -254,11 +254,14 @@ class Principals:
         network.cut([cluster.hosts[number]], others, both_ways=faults.rng.random() < 0.5)
         lasts_s = cluster.config.access_patience_ms / 1000 + faults.rng.uniform(0.5, 3.0)
 
-        async def gone() -> None:
+        async def heal() -> None:
             await asyncio.sleep(lasts_s)
-            network.heal([cluster.hosts[number]], others)  # Else nobody might give the right back.
+            network.heal([cluster.hosts[number]], others)
 
-        await self.revoke(guest, way, gone=gone)
+        # The others may be no majority, so that nothing is revoked before that.
+        healing = asyncio.create_task(heal())
+        await self.revoke(guest, way, gone=partial(asyncio.sleep, lasts_s))
+        await healing
 
     async def revoke_in_calm(self, acknowledged: Mapping[str, int]) -> None:
         """Revokes rights once more while nothing is broken: a second later nobody is served, and
