@@ -52,9 +52,9 @@ RATE = 4_000.0
 SHARED_AFTER_S = 3.0
 """Time until each process has its share of a rate."""
 RATED_S = 8.0
-RATED_SHARES = (0.4, 1.25)
+RATED_SHARES = (0.1, 1.25)
 """The least and the greatest rate of the values that are acknowledged, as a multiple of the quota,
-which counts the rest of the batches, too; and a batch may begin or end just then."""
+which counts the rest of the batches, too. Disks may be slow, or a guest begin again just then."""
 LOOK_S = 0.5
 SYNCS_MAX = 10
 """A change is known later by so many syncs of a broker's disk, where they are slow."""
