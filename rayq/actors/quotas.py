@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rayq.core.access.quota_shares import DemandMeter
 from rayq.core.access.quotas import AccountKey, Limit, QuotaTable, RateAccount
 from rayq.environment import Clock, Environment
-from rayq.errors import QuotaLimitError
+from rayq.errors import DisconnectedError, QuotaLimitError
 from rayq.messages import AnyRequest
 from rayq.messages.acls import QuotaName
 from rayq.messages.quotas import (
@@ -48,6 +49,18 @@ IDLE_S = 10.0
 Go = Callable[[], None]
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class Place:
+    """A place in the line of those that wait for an account."""
+
+    debt_max_s: float
+    """The debt up to which it may go."""
+    units: float
+    """The units that it then takes."""
+    go: Go
+    """What it then does."""
+
+
 class Account:
     """One limit of this process, and the requests that wait for it."""
 
@@ -55,8 +68,7 @@ class Account:
         self.key = key
         self._now_s = clock.monotonic
         self._bucket = RateAccount(rate, clock.monotonic())
-        self._waiting: deque[tuple[float, float, Go]] = deque()
-        """The debt up to which each may go, the units that it then takes, and what it then does."""
+        self._waiting: OrderedDict[Place, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self.meter = DemandMeter(clock.monotonic())
 
@@ -104,23 +116,39 @@ class Account:
             self._bucket.set_rate(rate, self._now_s())
             self._schedule()
 
-    def wait(self, debt_max_s: float, units: float, go: Go) -> None:
-        """Calls `go()` when the debt is not higher than that; it has taken the units then."""
-        self._waiting.append((debt_max_s, units, go))
+    def wait(self, debt_max_s: float, units: float, go: Go) -> Place:
+        """Calls `go()` when the debt is not higher than that; it has taken the units then. Returns
+        the place in the line, which whoever stops waiting has to `leave`: others come sooner then,
+        and nobody is charged."""
+        place = Place(debt_max_s, units, go)
+        self._waiting[place] = None
         if len(self._waiting) == 1:
             self._schedule()
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Gives a place up. Does nothing once it was called."""
+        if place in self._waiting:
+            is_first = self._first is place
+            del self._waiting[place]
+            if is_first:
+                self._schedule()
+
+    @property
+    def _first(self) -> Place:
+        return next(iter(self._waiting))
 
     def end(self) -> None:
         """The limit holds no more: nobody waits for it any longer."""
         self._stop_timer()
-        waiting, self._waiting = self._waiting, deque()
-        for _, _, go in waiting:
-            asyncio.get_running_loop().call_soon(go)
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for place in waiting:
+            asyncio.get_running_loop().call_soon(place.go)
 
     def _schedule(self) -> None:
         self._stop_timer()
         if self._waiting:
-            wait_s = self.debt_s - self._waiting[0][0]
+            wait_s = self.debt_s - self._first.debt_max_s
             if wait_s < math.inf:
                 self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._next)
 
@@ -133,11 +161,11 @@ class Account:
         """Lets the first go, if it may: the others are looked at in the next turn of the loop, when
         it may have used more."""
         self._timer = None
-        if self._waiting and self.debt_s - self._waiting[0][0] <= TOLD_S_MIN:
-            _, units, go = self._waiting.popleft()
-            if units:
-                self.use(units)
-            go()
+        if self._waiting and self.debt_s - self._first.debt_max_s <= TOLD_S_MIN:
+            place, _ = self._waiting.popitem(last=False)
+            if place.units:
+                self.use(place.units)
+            place.go()
         self._schedule()
 
 
@@ -163,6 +191,11 @@ class ClientThrottle:
         self._told_until_s: dict[QuotaName, float] = {}
         self._waiting: Counter[QuotaName] = Counter()
         """The number of requests that wait here, by the quota that they wait for now."""
+        self._parked: dict[Place, Account] = {}
+        """Places of requests that wait before they are read."""
+        self._acquiring: dict[asyncio.Future[None], None] = {}
+        """Handlers that wait."""
+        self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
 
     def refresh(self) -> None:
@@ -239,6 +272,8 @@ class ClientThrottle:
         (account, units), *others = wanted
 
         def granted() -> None:
+            if self._parked.pop(place, None) is None:
+                return  # The connection has ended.
             self._waiting[account.key.name] -= 1
             self._tell_debt(account.key.name)
             if others:
@@ -247,7 +282,8 @@ class ClientThrottle:
                 go()
 
         self._begin_waiting(account.key.name)
-        account.wait(DEBT_MAX_S, units, granted)
+        place = account.wait(DEBT_MAX_S, units, granted)
+        self._parked[place] = account
 
     def _begin_waiting(self, name: QuotaName) -> None:
         self._tell_debt(name)
@@ -284,23 +320,29 @@ class ClientThrottle:
         if account.is_free(0.0):
             account.use(units)
             return
+        if self._has_ended:
+            raise _gone()
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go() -> None:
-            if granted.done():  # Whoever waited has been cancelled.
+            if granted.done():  # Whoever waited is gone.
                 account.use(-units)
             else:
                 granted.set_result(None)
 
         self._begin_waiting(name)
-        account.wait(0.0, units, go)
+        place = account.wait(0.0, units, go)
+        self._acquiring[granted] = None
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            was_granted = granted.done() and not granted.cancelled() and not granted.exception()
+            if was_granted:
                 account.use(-units)
             raise
         finally:
+            account.leave(place)
+            self._acquiring.pop(granted, None)
             self._waiting[name] -= 1
 
     def use(self, name: QuotaName, units: float) -> None:
@@ -316,7 +358,20 @@ class ClientThrottle:
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        # A place holds all of its connection: a client that comes and goes would fill the memory.
+        self._has_ended = True
+        parked, self._parked = self._parked, {}
+        for place, account in parked.items():
+            account.leave(place)
+        for granted in self._acquiring:
+            if not granted.done():
+                granted.set_exception(_gone())
         self._quotas.disconnect(self)
+
+
+def _gone() -> DisconnectedError:
+    return DisconnectedError("The client has gone while it waited for its quota.")
 
 
 class Quotas:

@@ -40,7 +40,8 @@ class Throttle(Protocol):
         """The units that one request should take at most, of those that it asks for."""
 
     async def acquire(self, name: QuotaName, units: float) -> None:
-        """Waits while the quota is used up, then takes units of it."""
+        """Waits while the quota is used up, then takes units of it. Raises DisconnectedError once
+        the connection has ended."""
 
     def use(self, name: QuotaName, units: float) -> None:
         """Takes units that have been used, or with a negative number gives them back."""
@@ -52,7 +53,7 @@ class Throttle(Protocol):
         """The time for which the client should send no more of these requests."""
 
     def end(self) -> None:
-        """The connection has ended."""
+        """The connection has ended: nothing waits for it any longer, or is charged."""
 
 
 class Throttles(Protocol):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from rayq import messages
 from rayq.actors.quotas import Quotas
-from rayq.errors import QuotaLimitError
+from rayq.errors import DisconnectedError, QuotaLimitError
 from rayq.messages import AnyRequest, Produce, ProduceResponse, Quota
 from rayq.messages.acls import QuotaName
 from rayq.wire.authentication import NONCE_BYTES, ClientHandshake, Identity
@@ -142,6 +144,55 @@ def test_an_honest_client_without_answers_is_told_too(run: Any, wire: Any, event
         anna = await wire.connect(server, holder_of(ANNA))
         anna.send(UNACKED, bytes(5000))
         await eventually(lambda: anna.throttled_s(Produce) > 1)
+
+    run(scenario)
+
+
+def test_what_waits_ends_with_its_connection_and_costs_nothing(
+    run: Any, wire: Any, eventually: Any
+) -> None:
+    async def scenario() -> None:
+        tenants = Tenants()
+        server = await tenants.start(wire, limit("producer_byte_rate", 1000))
+        steps: list[str] = []
+
+        def wait(peer: Any, request: AnyRequest, payload: memoryview) -> Any:
+            async def acquire() -> Any:
+                try:
+                    await peer.throttle.acquire("producer_byte_rate", 100_000)
+                except DisconnectedError:
+                    steps.append("gone")
+                    raise
+                return messages.ListOffsetsResponse(0, None)
+
+            is_list = isinstance(request, messages.ListOffsets)
+            return acquire() if is_list else tenants.handle(peer, request, payload)
+
+        server.handler = wait
+        staying = await raw_principal(wire, server, holder_of(ANNA))
+        staying.write_request(Produce.api, 1, ENCODER.encode(PRODUCE), bytes(2800))
+        await eventually(lambda: tenants.bytes_of("anna") == 2800)  # In debt for 1.8 s.
+        peers = []
+        for _ in range(20):
+            leaving = await raw_principal(wire, server, holder_of(ANNA))
+            leaving.write_request(Produce.api, 1, ENCODER.encode(PRODUCE), bytes(100_000))
+            lists = ENCODER.encode(messages.ListOffsets("topic", 7, 0, -1))
+            leaving.write_request(messages.ListOffsets.api, 2, lists)
+            await eventually(lambda: tenants.held_bytes() > 100_000)
+            peers += [
+                weakref.ref(stream)
+                for stream in server._authenticated
+                if stream.held_bytes > 100_000
+            ]
+            leaving.close()
+            await eventually(lambda: wire.connections(server) == 1)
+        await eventually(lambda: len(steps) == 20)
+        gc.collect()
+        assert len(peers) == 20
+        assert [peer() for peer in peers] == [None] * 20
+        # Who stays does not wait for what those had wanted.
+        staying.write_request(Produce.api, 3, ENCODER.encode(PRODUCE), bytes(10))
+        await eventually(lambda: tenants.bytes_of("anna") == 2810)
 
     run(scenario)
 
