@@ -13,15 +13,15 @@ def test_a_pattern_matches_what_its_principal_may_read_and_follows_its_rights(
     cluster: LocalCluster,
 ) -> None:
     group = "of-patterns"
-    for name in ("pattern-a", "pattern-b", "pattern-c"):
+    for name in ("of-anna-a", "of-anna-b", "of-anna-c"):
         cluster.create_topic(name)
         with cluster.producer() as producer:
             producer.send(name, name.encode()).result(60)
-    anna = Named(cluster, ("read", "group", group), ("read", "topic", "pattern-a"))
+    anna = Named(cluster, ("read", "group", group), ("read", "topic", "of-anna-a"))
     with (
         anna.connect() as connection,
         connection.consumer(
-            pattern="pattern-.*", group=group, auto_offset_reset="earliest"
+            pattern="of-anna-.*", group=group, auto_offset_reset="earliest"
         ) as consumer,
     ):
 
@@ -29,19 +29,19 @@ def test_a_pattern_matches_what_its_principal_may_read_and_follows_its_rights(
             consumer.poll(0.1)
             return consumer.assignment() == {TopicPartition(name, 0) for name in names}
 
-        eventually(lambda: reads("pattern-a"), "she reads what she may")
-        anna.allow(("read", "topic", "pattern-b"))
-        eventually(lambda: reads("pattern-a", "pattern-b"), "she reads what she may since")
-        anna.forbid(("read", "topic", "pattern-a"))
-        eventually(lambda: reads("pattern-b"), "she reads no more what she may not")
+        eventually(lambda: reads("of-anna-a"), "she reads what she may")
+        anna.allow(("read", "topic", "of-anna-b"))
+        eventually(lambda: reads("of-anna-a", "of-anna-b"), "she reads what she may since")
+        anna.forbid(("read", "topic", "of-anna-a"))
+        eventually(lambda: reads("of-anna-b"), "she reads no more what she may not")
         # Whoever may read everything has the rest of the group's topics.
-        with cluster.consumer(pattern="pattern-.*", group=group) as other:
+        with cluster.consumer(pattern="of-anna-.*", group=group) as other:
 
             def has_the_rest() -> bool:
                 other.poll(0.1)
-                reads("pattern-b")
-                return {place.topic for place in other.assignment()} >= {"pattern-a", "pattern-c"}
+                reads("of-anna-b")
+                return {place.topic for place in other.assignment()} >= {"of-anna-a", "of-anna-c"}
 
             eventually(has_the_rest, "a superuser reads the others")
             told = connection.admin.describe_group(group)
-            assert "pattern-c" not in repr(told) and "pattern-a" not in repr(told)
+            assert "of-anna-c" not in repr(told) and "of-anna-a" not in repr(told)

@@ -38,6 +38,7 @@ def hers(anna: Named) -> Iterator[Cluster]:
         yield connection
 
 
+@pytest.mark.thorough
 def test_a_rate_holds_in_the_whole_cluster_and_its_removal_at_once(
     cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_throttled_member_keeps_its_place_and_commits_on_time(
         eventually(lambda: not consumer.poll(timeout_s=0.5), "all is read")
 
 
+@pytest.mark.thorough
 def test_a_throttled_worker_keeps_its_locks_and_acknowledges_on_time(
     cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_throttled_worker_keeps_its_locks_and_acknowledges_on_time(
     cluster.admin.remove_quota(anna.name)
 
 
+@pytest.mark.thorough
 def test_throttling_times_no_transaction_out(
     cluster: LocalCluster, new_topic: NewTopic, anna: Named, hers: Cluster
 ) -> None:

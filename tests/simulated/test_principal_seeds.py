@@ -46,7 +46,7 @@ def test_the_judge_opens_no_topic_of_rayq_by_acls_of_topics() -> None:
     assert operator.allows("team", "10.0.0.1", read)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_rights_come_and_go_and_nobody_is_served_who_may_not() -> None:
     assert "all passed" in passing("1")
@@ -57,14 +57,12 @@ def test_rights_come_and_go_and_nobody_is_served_who_may_not() -> None:
 @pytest.mark.parametrize(
     ("scenario", "seeds"),
     [
-        ("ordinary", "6,9,10"),
-        ("groups", "1,6"),
-        ("queues", "1,6"),
-        ("transactions", "1,6"),
-        ("tiered", "1"),
-        ("moves", "1"),
-        ("metadata", "1,6"),
-        ("swarm", "1,6"),
+        ("ordinary", "6,10"),
+        ("groups", "1"),
+        ("queues", "6"),
+        ("transactions", "1"),
+        ("metadata", "6"),
+        ("swarm", "6"),
     ],
 )
 def test_principals_are_served_what_they_may_in_each_scenario(scenario: str, seeds: str) -> None:
