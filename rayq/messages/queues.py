@@ -73,6 +73,7 @@ class AlterQueue(Change, frozen=True, kw_only=True):
     """Changes single keys of a queue's config. Raises UnknownQueueError, ConfigError."""
 
     api: ClassVar[int] = 129
+    quotas: ClassVar[tuple[QuotaName, ...]] = ("controller_mutation_rate", "request_percentage")
     rights: ClassVar[Rights] = (Right("alter", "queue", "name"),)
     name: CheckedName
     config: ConfigOptions

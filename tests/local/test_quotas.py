@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayq import Cluster
+from rayq import Cluster, messages
 from rayq.errors import QuotaLimitError
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
@@ -181,6 +182,30 @@ def test_creating_and_deleting_partitions_has_a_rate(
     for number in range(6):  # Each of the three brokers takes a first one at once.
         hers.create_topic(f"r{number}-{topic}", partitions=8, replication_factor=1)
     assert time.monotonic() - began_s > 1.0
+
+
+def test_requests_to_create_partitions_that_come_at_once_wait_for_each_other(
+    cluster: LocalCluster, topic: str, anna: Named, hers: Cluster
+) -> None:
+    cluster.admin.set_quota(anna.name, controller_mutation_rate=3)
+    client, background = hers.shared_client()
+
+    async def create_all() -> None:
+        requests = [
+            client.change(messages.CreateTopic(
+                name=f"w{number}-{topic}", partitions=4, replication_factor=1, config={}
+            ), timeout_s=60)
+            for number in range(20)
+        ]  # fmt: skip
+        _, waiting = await asyncio.wait(map(asyncio.ensure_future, requests), timeout=1.5)
+        for request in waiting:
+            request.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    background.run(create_all())
+    # One at each of three brokers, and perhaps another when its share has grown.
+    created = [name for name in cluster.admin.list_topics() if name.endswith(f"-{topic}")]
+    assert 1 <= len(created) <= 6
 
 
 def test_all_see_the_quotas_that_were_just_set(cluster: LocalCluster, anna: Named) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from rayq.errors import (
     RayqError,
     UnknownPrincipalError,
 )
-from rayq.messages.acls import SUPERUSER, QuotaName
+from rayq.messages.acls import SUPERUSER, Acl, QuotaName
 from rayq.messages.quotas import Quota
 from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import apply, registration
@@ -133,6 +135,31 @@ def topic(name: str, partitions: int) -> messages.CreateTopic:
     return messages.CreateTopic(name, partitions, 1, {})
 
 
+def test_partitions_of_dead_letters_count_as_changes_where_they_are_created(
+    state: ClusterState,
+) -> None:
+    apply(state, [registration(0)])
+    make(state, topic("a", 3), "anna")
+
+    def queue(name: str, **config: Any) -> messages.CreateQueue:
+        return messages.CreateQueue(name=name, topic="a", config=config)
+
+    def units(request: messages.AnyRequest) -> int:
+        return quota_changes.partitions_changed(state, request)
+
+    assert units(queue("q")) == 1
+    assert units(queue("q", **{"dead.letters": "discard"})) == 0
+    assert units(msgspec.structs.replace(queue("q"), topic="b", partitions=4)) == 5
+    numbers = itertools.count()
+    create = queue("q", dead_letters="discard")
+    apply(state, decide(state, create, new_id=lambda: f"id-{next(numbers)}"))
+    assert units(messages.AlterQueue(name="q", config={"max_deliveries": 3})) == 0
+    keep = messages.AlterQueue(name="q", config={"dead_letters": "keep"})
+    assert units(keep) == 1
+    apply(state, decide(state, keep, new_id=lambda: f"id-{next(numbers)}"))
+    assert units(keep) == 0
+
+
 def test_topics_and_partitions_count_for_whoever_created_them(state: ClusterState) -> None:
     apply(state, [registration(0)])
     change(state, messages.SetQuota(None, None, {"max_topics": 2, "max_partitions": 5}))
@@ -142,8 +169,12 @@ def test_topics_and_partitions_count_for_whoever_created_them(state: ClusterStat
         make(state, topic("c", 1), "anna")
     make(state, topic("c", 3), "ben")
     with pytest.raises(QuotaLimitError, match="'anna' owns 5 partitions.*max_partitions is 5"):
-        make(state, messages.CreatePartitions("a", 4), "ben")
+        make(state, messages.CreatePartitions("a", 4), "anna")
     make(state, messages.CreatePartitions("c", 5), "anna")
+    with pytest.raises(QuotaLimitError, match="max_partitions does not") as hidden:
+        make(state, messages.CreatePartitions("c", 6), "anna")
+    assert "ben" not in str(hidden.value)
+    change(state, messages.CreateAcls([Acl("anna", "allow", "describe", "principal", "ben")]))
     with pytest.raises(QuotaLimitError, match="rayq quota set ben max_partitions="):
         make(state, messages.CreatePartitions("c", 6), "anna")
     make(state, messages.DeleteTopic("a"), "anna")

@@ -493,11 +493,16 @@ class Broker:
                 f"Broker {self._directory.meta.broker} does not host the controller."
             )
         units = partitions_changed(self.metadata.state, request)
-        if units and peer.throttle is not None:
-            await peer.throttle.acquire("controller_mutation_rate", 0)
-        answer = await self._forward_for(peer, request)
-        if units and peer.throttle is not None:
-            peer.throttle.use("controller_mutation_rate", units)
+        if not units or peer.throttle is None:
+            return await self._forward_for(peer, request)
+        # Taken before, so that of many requests at once not all go on the same savings.
+        await peer.throttle.acquire("controller_mutation_rate", units)
+        try:
+            answer = await self._forward_for(peer, request)
+        except BaseException:
+            peer.throttle.use("controller_mutation_rate", -units)
+            raise
+        peer.throttle.use("controller_mutation_rate", 0)  # The client is told of a debt.
         return answer
 
     async def _forward_for(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:

@@ -274,5 +274,14 @@ def _dead_letters(
     return records
 
 
+def new_dead_letters(state: ClusterState, name: str, options: Mapping[str, Any]) -> int:
+    """Number of partitions that are created for the dead letters of a queue when it gets these
+    options."""
+    known = state.queue_ids.get(name)
+    before = QueueConfig.dead_letters if known is None else state.queues[known].config.dead_letters
+    keeps = _plain(options).get("dead_letters", before) == "keep"
+    return int(keeps and name + DEAD not in state.topic_ids)
+
+
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace(".", "_"): value for key, value in options.items()}

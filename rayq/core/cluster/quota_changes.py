@@ -12,8 +12,10 @@ from typing import cast, get_args
 import msgspec
 
 from rayq import messages
+from rayq.core.access.rights import may_describe
 from rayq.core.cluster.access_changes import find_principal
 from rayq.core.cluster.facts import ClusterDecision, Facts, changed
+from rayq.core.cluster.queue_changes import new_dead_letters
 from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
@@ -102,11 +104,13 @@ def owned_records(
         owned.append(record)
     for name, added in (("max_topics", topics), ("max_partitions", partitions)):
         for owner, count in added.items():
-            _check_count(state, owner, cast(QuotaName, name), count)
+            _check_count(state, forward, owner, cast(QuotaName, name), count)
     return owned
 
 
-def _check_count(state: ClusterState, owner: str, name: QuotaName, added: int) -> None:
+def _check_count(
+    state: ClusterState, forward: messages.Forward, owner: str, name: QuotaName, added: int
+) -> None:
     limit = state.quotas.limit(owner, "", name)
     if limit is None:
         return
@@ -115,6 +119,11 @@ def _check_count(state: ClusterState, owner: str, name: QuotaName, added: int) -
     count = len(mine) if is_topics else sum(len(topic.partitions) for topic in mine)
     if count + added > limit.value:
         what = "topic" if is_topics else "partition"
+        if not may_describe(state.acls, forward.by, forward.address, "principal", owner):
+            raise QuotaLimitError(
+                f"The topic's owner, whom you may not describe, cannot have {added} more: its "
+                f"quota {name} does not allow it. Ask whoever administers the cluster."
+            )
         raise QuotaLimitError(
             f"Principal {owner!r} owns {counted(count, what)}, and its quota {name} is "
             f"{limit.value:g}, so it cannot have {added} more. Delete some of its topics, or ask "
@@ -125,8 +134,13 @@ def _check_count(state: ClusterState, owner: str, name: QuotaName, added: int) -
 def partitions_changed(state: ClusterState, request: messages.AnyRequest) -> int:
     """The partitions that a request creates or deletes, by which it counts for
     `controller_mutation_rate`."""
-    if isinstance(request, messages.CreateTopic | messages.RestoreTopic | messages.CreateQueue):
-        return max(request.partitions or 0, 0)
+    if isinstance(request, messages.CreateQueue):
+        own = max(request.partitions or 0, 0)
+        return own + new_dead_letters(state, request.name, request.config)
+    if isinstance(request, messages.AlterQueue):
+        return new_dead_letters(state, request.name, request.config)
+    if isinstance(request, messages.CreateTopic | messages.RestoreTopic):
+        return max(request.partitions, 0)
     if isinstance(request, messages.CreatePartitions | messages.DeleteTopic):
         topic = state.topic_named(request.name)
         known = 0 if topic is None else len(topic.partitions)
