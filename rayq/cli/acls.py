@@ -124,7 +124,7 @@ def show_acls(acls: Sequence[Acl]) -> None:
                 "may" if acl.permission == "allow" else "may not",
                 acl.operation,
                 acl.resource_type,
-                f"{acl.name}..." if acl.pattern == "prefixed" else acl.name,
+                f"{acl.name} --prefix" if acl.pattern == "prefixed" else acl.name,
                 acl.host,
             )
             for acl in acls
@@ -285,13 +285,16 @@ def _resource_type(text: str) -> ResourceType:
 
 def _operation(text: str, kind: ResourceType, *, may_be_all: bool) -> Operation:
     known = (*(("all",) if may_be_all else ()), *OPERATIONS[kind])
-    return cast(Operation, _word(text, known, f"operation on a {kind}"))
+    return cast(Operation, _word(text, known, f"operation on a {kind}", get_args(Operation)))
 
 
-def _word(text: str, known: Sequence[str], what: str) -> str:
+def _word(text: str, known: Sequence[str], what: str, known_elsewhere: Sequence[str] = ()) -> str:
+    """Raises WrongUseError: with the nearest of the known words for a slip of the fingers, with all
+    of them for a word that has its place elsewhere."""
     word = text.strip().lower().replace("-", "_")
     if word in known:
         return word
-    near = difflib.get_close_matches(word, known, n=1)
+    is_slip = word not in known_elsewhere
+    near = difflib.get_close_matches(word, known, n=1) if is_slip else []
     hint = f"Did you mean {near[0]!r}?" if near else f"It is one of {', '.join(known)}."
     raise WrongUseError(f"{text!r} is no {what}. {hint}")

@@ -139,7 +139,7 @@ def test_rules_are_added_listed_and_removed(rayq_command: Command, anna: str) ->
         assert (found["name"], found["pattern"], found["permission"]) == (
             "mail.", "prefixed", "deny",
         )  # fmt: skip
-    assert "mail..." in rayq.well("acl", "list", anna).out
+    assert "mail. --prefix" in rayq.well("acl", "list", anna).out
     ran = rayq("acl", "remove", anna, "all", "queue", "mail.", "--prefix", "-y")
     assert ran.code == 1 and f"rayq acl list {anna}" in ran.err, "that one would allow"
     rule = ("acl", "remove", anna, "all", "queue", "mail.", "--prefix", "--deny")
@@ -148,6 +148,15 @@ def test_rules_are_added_listed_and_removed(rayq_command: Command, anna: str) ->
     assert len(rayq.well("acl", "list", anna, "--json").json) == 1
     ran = rayq("acl", "add", "nobody-at-all", "read", "topic", "t")
     assert ran.code == 1 and "`rayq principal list`" in ran.err
+
+
+def test_an_operation_that_another_type_has_is_answered_by_those_that_this_one_has(
+    rayq_command: Command, anna: str
+) -> None:
+    ran = rayq_command("acl", "add", anna, "read", "cluster")
+    assert ran.code == 2 and "It is one of all, create, alter, describe," in ran.err
+    ran = rayq_command("acl", "add", anna, "descibe", "cluster")
+    assert ran.code == 2 and "Did you mean 'describe'?" in ran.err
 
 
 def test_a_check_says_which_rule_decides_and_the_command_that_changes_it(
