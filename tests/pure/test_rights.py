@@ -344,7 +344,9 @@ def test_no_acl_of_topics_opens_the_topics_that_are_rayqs_own(
     if allowed_by is None:
         assert "only servers do" in str(refused(request_, *of_cluster))
         return
-    assert f"rayq acl add anna {allowed_by} cluster cluster" in str(refused(request_))
+    told = str(refused(request_))
+    assert f"rayq's own, for which one has to {allowed_by} the cluster" in told
+    assert f"rayq acl add anna {allowed_by} cluster cluster" in told
     needed = [acl for acl in of_cluster if acl.operation == allowed_by]
     check_rights(AclTable(needed), "anna", "h", request_, NAMES)
 
@@ -410,8 +412,9 @@ def test_a_principal_may_look_at_itself_and_rotate_its_own_tokens_unless_a_rule_
     with pytest.raises(AuthorizationError, match="principal 'anna': no ACL allows it"):
         check_rights(AclTable(), "ben", "h", request_about("anna"), NAMES)
     denied = AclTable([Acl("anna", "deny", "all", "principal", "anna")])
-    with pytest.raises(AuthorizationError, match="an ACL says: deny"):
+    with pytest.raises(AuthorizationError, match="an ACL says: deny.*rayq acl remove") as caught:
         check_rights(denied, "anna", "h", request_about("anna"), NAMES)
+    assert "rayq acl add" not in str(caught.value), "a rule that denies wins over it"
 
 
 @pytest.mark.parametrize(

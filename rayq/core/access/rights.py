@@ -233,14 +233,21 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
     if denied_by is None and needed.operation == "describe" and of_cluster is needed:
         implied_by = ", ".join(IMPLIED_BY["describe"])
         why = f"no ACL allows it, nor anything that implies it ({implied_by})"
+    if of_cluster is not needed:
+        operation = of_cluster.operation
+        why = f"it is rayq's own, for which one has to {operation} the cluster, and {why}"
     resource = (
         "the cluster"
         if needed.resource_type == "cluster"
         else f"{needed.resource_type} {name!r}"
     )
+    refused = f"Principal {principal!r} may not {needed.operation} {resource}: {why}."
+    if denied_by is not None:  # A rule that allows would change nothing.
+        return AuthorizationError(
+            f"{refused} Whoever administers the cluster can remove that rule (rayq acl remove)."
+        )
     return AuthorizationError(
-        f"Principal {principal!r} may not {needed.operation} {resource}: {why}. Whoever "
-        f"administers the cluster can allow it{_command(principal, of_cluster)}"
+        f"{refused} Whoever administers the cluster can allow it{_command(principal, of_cluster)}"
     )
 
 
