@@ -12,7 +12,7 @@ from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, complete_principal
-from rayq.cli.values import WrongUseError
+from rayq.cli.values import WrongUseError, rate_bytes_per_s
 from rayq.messages import Quota
 from rayq.messages.acls import QuotaName
 
@@ -155,6 +155,8 @@ def _limit(word: str) -> tuple[QuotaName, float]:
     try:
         return quota, float(value)
     except ValueError:
+        if quota.endswith("_byte_rate"):
+            return quota, rate_bytes_per_s(value)
         raise WrongUseError(f"{value!r} is no number: {quota} takes one from 0.") from None
 
 

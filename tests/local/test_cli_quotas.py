@@ -30,7 +30,8 @@ def limits_of(rayq: Command, principal: str | None) -> list[tuple[str | None, di
 def test_a_quota_from_set_to_remove(rayq_command: Command, anna: str) -> None:
     rayq = rayq_command
     ran = rayq.well("quota", "set", anna, "producer_byte_rate=5e6", "max-topics=3")
-    assert ran.out == (
+    again = rayq.well("quota", "set", anna, "producer_byte_rate=5MB/s", "max-topics=3")
+    assert ran.out == again.out == (
         f"Set producer_byte_rate of {anna} to 5000000.\nSet max_topics of {anna} to 3.\n"
     )
     rayq.well("quota", "set", anna, "take_rate=10", "--client-id", "etl")
@@ -66,7 +67,8 @@ def test_the_default_has_no_principal(rayq_command: Command, anna: str) -> None:
         (("producer_byte_rate=1",), "Whose limits?"),
         (("ANNA",), "Give a limit"),
         (("ANNA", "producer_byte_rate"), "write NAME=VALUE"),
-        (("ANNA", "producer_byte_rate=fast"), "'fast' is no number"),
+        (("ANNA", "producer_byte_rate=fast"), "'fast' is no size"),
+        (("ANNA", "take_rate=5MB"), "'5MB' is no number"),
         (("ANNA", "producer_bytes_rate=1"), "Did you mean 'producer_byte_rate'?"),
         (("ANNA", "x=1"), "It is one of producer_byte_rate, "),
     ],
