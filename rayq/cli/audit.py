@@ -102,6 +102,7 @@ def _cells(line: AuditLine) -> tuple[Any, ...]:
         line.kind,
         line.principal,
         line.address,
+        line.token_id,
         line.client_id,
         line.request,
         what.strip(),
@@ -110,11 +111,11 @@ def _cells(line: AuditLine) -> tuple[Any, ...]:
 
 def _table(lines: list[AuditLine]) -> None:
     output.table(
-        ("time", "kind", "principal", "address", "client id", "request", "what"),
+        ("time", "kind", "principal", "address", "token", "client id", "request", "what"),
         [_cells(line) for line in lines],
         styles=[
             "warning" if line.kind in ("denied", "failed_login", "lost") else "ok"
             for line in lines
         ],
-        optional=("client id", "address"),
+        optional=("client id", "token", "address"),
     )

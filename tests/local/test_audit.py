@@ -364,6 +364,9 @@ def test_the_command_shows_filters_and_follows(
     assert {line["kind"] for line in told} == {"login", "denied"}
     ran = rayq_command.well("audit", "--kind", "denied", "--principal", anna.name)
     assert "CreateTopic" in ran.out and "may not create" in ran.out
+    [token] = cluster.admin.list_tokens(anna.name)
+    ran = rayq_command.well("audit", "--kind", "login", "--principal", anna.name)
+    assert token.token_id in ran.out, "who looks into a theft has to know which token it was"
     ran = rayq_command.well("audit", "--kind", "denied", "--principal", anna.name, "--since", "-1ms")
     assert "CreateTopic" not in ran.out
     ran = rayq_command("audit", "--kind", "denials")
