@@ -398,9 +398,8 @@ class Answers:
         try:
             result: RecordMetadata | list[OffsetRange] = self._pending[0].result()
         except RayqError as error:
-            raise type(error)(
-                f"{error} ({sum(self._tally.values()):,} records were acknowledged before.)"
-            ) from error
+            before = output.counted(sum(self._tally.values()), "record")
+            raise type(error)(f"Acknowledged {before} before this error: {error}") from error
         finally:
             self._pending.popleft()
         if isinstance(result, RecordMetadata):

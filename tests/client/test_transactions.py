@@ -310,6 +310,7 @@ def test_a_record_that_fails_has_its_transaction_aborted_and_the_block_can_be_ru
                 break
             except TransactionAbortedError as error:
                 assert isinstance(error.__cause__, RecordTooLargeError | TransactionAbortedError)
+                assert str(error).endswith(f"The reason: {error.__cause__}"), "it may be a command"
                 assert bad.exception(timeout=0) is not None
         assert attempt == 1
         producer.flush()

@@ -188,6 +188,18 @@ def test_a_check_of_rayqs_own_topics_names_no_rule_that_would_not_help(
     assert ran.code == 3 and "nobody writes it" in ran.out and "rayq acl add" not in ran.out
 
 
+def test_a_refused_write_ends_with_the_command_that_would_allow_it(
+    rayq_command: Command, anna: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rayq_command.well("topic", "create", topic := f"of-{anna}")
+    rayq_command.well("acl", "add", anna, "describe", "topic", topic)
+    with monkeypatch.context() as hers:
+        hers.setenv("RAYQ_TOKEN", rayq_command.well("token", "create", anna).out.strip())
+        ran = rayq_command("topic", "produce", topic, stdin=b"line\n")
+    assert ran.code == 1 and "Acknowledged 0 records before this error: " in ran.err
+    assert ran.err.endswith(f"rayq acl add {anna} write topic {topic}\n")
+
+
 def test_principals_are_completed(rayq_command: Command, anna: str) -> None:
     from rayq.cli.options import offered
 

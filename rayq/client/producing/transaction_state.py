@@ -297,8 +297,9 @@ class TransactionState:
         if isinstance(cause, TransactionCommittedError | TransactionOutcomeUnknownError):
             return cause.with_message(cause.message)
         error = TransactionAbortedError(
-            f"The transaction of {self._id!r} is aborted, since something of it was not written: "
-            f"{cause} Nothing of it is visible to whoever reads what is committed: run it again."
+            f"The transaction of {self._id!r} is aborted, since something of it was not written. "
+            "Nothing of it is visible to whoever reads what is committed: run it again. "
+            f"The reason: {cause}"
         )
         error.__cause__ = cause
         return error
