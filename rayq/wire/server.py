@@ -63,6 +63,10 @@ UNFINISHED_HANDSHAKES_MAX = 256
 """While this many connections are not authenticated, each further connection evicts one of them
 (see `handshakes`). The limit is lower where the process may have few file descriptors."""
 
+FOR_SUPERUSERS_MAX = 64
+"""This many connections, an eighth of all at most, are kept for superusers. A principal that opens
+all that it gets does not keep out whoever would revoke its token."""
+
 REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
 """The server reads no further from a connection whose unanswered requests hold more than this."""
 
@@ -215,10 +219,10 @@ class Server:
 
     # --- for its streams ------------------------------------------------------------------------
 
-    def authenticated(self, stream: _ServerStream, role: Role) -> None:
+    def authenticated(self, stream: _ServerStream, role: Role, principal: str | None) -> None:
         """Raises OverloadedError for a client too many. Servers are always let in."""
         if role == "client":
-            self._check_room(stream)
+            self._check_room(stream, is_superuser=principal is None)
         self._unauthenticated.remove(stream)
         self._authenticated[stream] = None
 
@@ -228,17 +232,23 @@ class Server:
             loop = asyncio.get_running_loop()
             self._expiry_timer = loop.call_later(EXPIRY_INTERVAL_S, self._end_expired)
 
-    def _check_room(self, stream: _ServerStream) -> None:
-        if len(self._authenticated) >= self.config.max_connections:
+    def _check_room(self, stream: _ServerStream, *, is_superuser: bool) -> None:
+        def room(count: int) -> int:
+            return count if is_superuser else count - min(count // 8, FOR_SUPERUSERS_MAX)
+
+        if len(self._authenticated) >= room(self.config.max_connections):
             raise OverloadedError(
-                f"{self.host}:{self.port} has {len(self._authenticated)} connections, its limit: "
+                f"{self.host}:{self.port} has {len(self._authenticated)} connections, "
+                f"{'its limit' if is_superuser else 'and keeps the rest for superusers'}: "
                 "close some, or raise max_connections."
             )
         allowed = shares()
-        if stream.descriptor >= allowed.for_clients:
+        for_client = room(allowed.for_clients)
+        if stream.descriptor >= for_client:
             raise OverloadedError(
                 f"{self.host}:{self.port} may open {allowed.limit} files and connections, and "
-                f"{allowed.for_clients} are open: the rest is kept for its logs and for servers. "
+                f"{for_client} are open: the rest is kept for its logs and for "
+                f"{'servers' if is_superuser else 'servers and superusers'}. "
                 "Close some connections, or raise the limit of its process (ulimit -n)."
             )
 
@@ -395,7 +405,7 @@ class _ServerStream(FrameStream):
                 self.write_frame(0, HANDSHAKE_API, 0, handshake.challenge(header))
                 return
             accepted = handshake.accept(header)
-            self._server.authenticated(self, handshake.role)
+            self._server.authenticated(self, handshake.role, handshake.principal)
             self._throttle_client(handshake.principal, handshake.hello.client_id)
         except ProtocolError:
             raise  # Garbage gets no answer.

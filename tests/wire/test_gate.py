@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from rayq.errors import AuthenticationError, AuthorizationError, DisconnectedError
+from rayq.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    DisconnectedError,
+    OverloadedError,
+)
 from rayq.messages import AnyRequest, Fetch, FetchResponse, Produce
 from rayq.wire.authentication import Credentials, Identity, ValidToken
+from rayq.wire.descriptors import Descriptors
 from rayq.wire.peer import Peer
 from rayq.wire.scram import client_keys
 from rayq.wire.tokens import PrincipalToken, draw_token
@@ -185,6 +191,33 @@ def test_a_token_that_expires_ends_its_connections_by_itself(
         assert wire.connections(server) == 2
         door.tokens.clear()
         await eventually(lambda: wire.connections(server) == 1)
+
+    run(scenario)
+
+
+def test_a_principal_that_takes_all_connections_does_not_keep_superusers_out(
+    run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        server = await wire.serve(gate=Door(), config=wire.config(max_connections=16))
+        for _ in range(14):
+            await wire.connect(server, holder_of(ANNA))
+        with pytest.raises(OverloadedError, match="14 connections, and keeps the rest for super"):
+            await wire.connect(server, holder_of(ANNA))
+        superuser = await wire.connect(server)
+        limit = await wire.connect(server)
+        with pytest.raises(OverloadedError, match="its limit"):
+            await wire.connect(server)
+        limit.close()
+        superuser.close()
+        # The same holds for the files that the process may open.
+        few = Descriptors(limit=1000, for_connections=950, for_clients=900, for_replicas=800)
+        monkeypatch.setattr("rayq.wire.server.shares", lambda: few)
+        monkeypatch.setattr("rayq.wire.server._ServerStream.descriptor", 860)
+        server = await wire.serve(gate=Door())
+        with pytest.raises(OverloadedError, match="836 are open.*servers and superusers"):
+            await wire.connect(server, holder_of(ANNA))
+        await wire.connect(server)
 
     run(scenario)
 
