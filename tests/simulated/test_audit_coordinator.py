@@ -167,6 +167,19 @@ def test_a_broker_that_does_not_answer_delays_the_changes_alone() -> None:
     playing(play)
 
 
+def test_changes_are_written_as_fast_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayq.messages.AUDIT_LINES_MAX", 2)
+
+    async def play(audited: Audited) -> None:
+        audited.commits()
+        for number in range(1, 12):
+            audited.change(number)
+        await asyncio.sleep(1.5)
+        assert await audited.told() == [str(number) for number in range(1, 12)]
+
+    playing(play)
+
+
 def test_changes_that_the_metadata_no_longer_have_are_a_line_with_their_number() -> None:
     async def play(audited: Audited) -> None:
         audited.commits()

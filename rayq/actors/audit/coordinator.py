@@ -171,13 +171,14 @@ class AuditCoordinator(Coordinator[tuple[int, int], AuditRecord]):
         generation = self._log.generation
         while generation == self._log.generation:
             try:
-                await self._write_changes(generation)
+                while await self._write_changes(generation):
+                    pass  # The metadata log keeps so many, and somebody may make more each second.
             except RayqError as error:
                 logger.debug("%s: no changes are written: %s", self.where, error)
             await self._reset_wanted.wait(INTERVAL_S)
 
-    async def _write_changes(self, generation: int) -> None:
-        """Raises RayqError."""
+    async def _write_changes(self, generation: int) -> bool:
+        """Writes the next changes. Returns whether there are more. Raises RayqError."""
         await self._begin(is_write=True)
         answer = await self._ask_broker(
             messages.ReadChanges(self.state[0], messages.AUDIT_LINES_MAX)
@@ -205,6 +206,7 @@ class AuditCoordinator(Coordinator[tuple[int, int], AuditRecord]):
             self._append([AuditRecord(line, (change.time_ms, change.number))])
         self._append(self._due())
         await self._until_committed()
+        return len(answer.changes) == messages.AUDIT_LINES_MAX
 
 
 AuditCoordinator.handlers = HandlerTable("audit coordinator", AuditCoordinator)
