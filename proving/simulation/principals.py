@@ -104,10 +104,16 @@ class Principals:
     """The principals of a seed, and the operator who makes, revokes and gives back their rights."""
 
     def __init__(
-        self, cluster: SimulatedCluster, rights: Rights, rights_of_guests: Sequence[Needed]
+        self,
+        cluster: SimulatedCluster,
+        rights: Rights,
+        rights_of_guests: Sequence[Needed],
+        *,
+        cuts_brokers: bool,
     ) -> None:
         rng = self._rng = cluster.world.new_random(PRINCIPALS)
         self._cluster = cluster
+        self._cuts_brokers = cuts_brokers
         self.judge = AccessJudge(
             lambda: cluster.world.now_s, cluster.config.access_patience_ms / 1000
         )
@@ -242,7 +248,7 @@ class Principals:
         if guest.is_revoked:
             return
         what = f"{way.__name__.replace('_', ' ')}: {guest.name}"
-        if faults.rng.random() >= CUT_SHARE:
+        if faults.rng.random() >= CUT_SHARE or not self._cuts_brokers:
             faults.begin(what)
             await self.revoke(guest, way, gone=partial(faults.last, *REVOKED_S))
             return

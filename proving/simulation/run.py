@@ -139,7 +139,10 @@ def _simulate(outcome: Outcome) -> None:
         workload = kind(cluster)
         if has_principals:
             workload.principals = Principals(
-                cluster, workload.rights(), workload.rights_of_guests()
+                cluster,
+                workload.rights(),
+                workload.rights_of_guests(),
+                cuts_brokers=workload.cuts_brokers,
             )
         invariants = Invariants(cluster)
         invariants.access = None if workload.principals is None else workload.principals.judge

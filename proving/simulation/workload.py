@@ -72,6 +72,8 @@ class Workload:
     records_min = 1_000
     """Minimum number of acknowledged records: the run lasts until then."""
     syncs_s: Sequence[tuple[float, float]] = (SYNC_S, (0.005, 0.1), (0.02, 0.3))
+    cuts_brokers = True
+    """False: no broker is cut off from the others, since a session that ends is judged."""
     """The sync time of a seed's disks."""
     heals_at_s = 48.0
     """The end of the faults."""

@@ -13,6 +13,7 @@ class OverloadWorkload(Workload):
     records_min = 0
     heals_at_s = 0.0
     faults_min = 0
+    cuts_brokers = False
 
     @classmethod
     def is_charged(cls, seed: int, features: frozenset[str] | None) -> bool:
