@@ -23,8 +23,8 @@ def revoked_stays_connected() -> list[Patch]:
 def patience_without_end() -> list[Patch]:
     known_for = Access.known_for
 
-    def mutated(self: Any, duration_s: float) -> None:
-        known_for(self, 1000 * duration_s)
+    def mutated(self: Any, duration_s: float, since_s: float | None = None) -> None:
+        known_for(self, 1000 * duration_s, since_s)
 
     return [(Access, "known_for", mutated)]
 

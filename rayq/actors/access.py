@@ -68,10 +68,12 @@ class Access(Gate):
         """Names of the principals beside the superuser."""
         return self._state.principals
 
-    def known_for(self, duration_s: float) -> None:
-        """Notes that what this server knows is current, and good enough for this long. Then all
-        named principals are refused, by a retriable error, until it is current again."""
-        self._known_until_s = self._now_s() + duration_s
+    def known_for(self, duration_s: float, since_s: float | None = None) -> None:
+        """Notes that what this server knows was current at a time on the monotonic clock (None:
+        now), and is good enough for this long from then on. After that all named principals are
+        refused, by a retriable error, until it is current again."""
+        since_s = self._now_s() if since_s is None else since_s
+        self._known_until_s = max(self._known_until_s, since_s + duration_s)
 
     @property
     def version(self) -> object:

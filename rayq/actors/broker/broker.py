@@ -299,12 +299,12 @@ class Broker:
         self.access.update(self.metadata.state, self.metadata.state)
         self.quotas.replace(self.metadata.state.quotas)
 
-    def _on_followed(self) -> None:
-        """Takes note that the metadata here are current, unless they may still lack what happened
-        before this start."""
+    def _on_followed(self, since_s: float) -> None:
+        """Takes note that the metadata here are as they were at that time, unless they may still
+        lack what happened before this start."""
         self._has_registered = self._has_registered or self.is_registered
         if self._has_registered:
-            self.access.known_for(self._config.access_patience_ms / 1000)
+            self.access.known_for(self._config.access_patience_ms / 1000, since_s)
 
     def _known_brokers(self) -> list[Address]:
         return list(

@@ -56,11 +56,12 @@ class MetadataKeeper:
         snapshot_records: int,
         now_s: Callable[[], float],
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
-        on_followed: Callable[[], None] = lambda: None,
+        on_followed: Callable[[float], None] = lambda since_s: None,
     ) -> None:
         """`now_s()` is the time by which the silence of controllers, and of the disk, is measured
-        (`ListeningClock`). `on_followed()` is called each time when all that a controller said is
-        committed was applied here."""
+        (`ListeningClock`). `on_followed(since_s)` is called each time when all that a controller
+        said is committed was applied here, with the time on the monotonic clock at which it came:
+        what is committed while it is written is not in it."""
         self._environment = environment
         self._now_s = now_s
         self._directory = directory
@@ -245,7 +246,7 @@ class MetadataKeeper:
     ) -> messages.AppendMetadataResponse:
         """Appends records. Raises FencedEpochError, StalePartitionError (the previous record is
         missing), StorageError."""
-        entries = decode_entries(payload)
+        entries, arrived_s = decode_entries(payload), self._environment.clock.monotonic()
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
@@ -268,7 +269,7 @@ class MetadataKeeper:
             )
             await self._apply(min(request.commit_index, agreed_index))
             if self.version >= request.commit_index:
-                self._on_followed()
+                self._on_followed(arrived_s)
         return messages.AppendMetadataResponse(self._directory.meta.directory_id, agreed_index)
 
     async def install(
