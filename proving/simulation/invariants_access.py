@@ -323,9 +323,10 @@ class AccessJudge:
     ) -> None:
         assert peer.principal is not None
         admitted = self._admitted.pop(id(request), None)
-        states = self._possible(server)
         if admitted is not None and not request.checked_when_answered:
             states = admitted.states
+        else:
+            states = self._possible(server)
         name = type(request).__name__
         self.counts[f"served {peer.principal.split('-')[0]}"] += 1
         if not any(self._may_send(state, peer, request) for state in states):

@@ -73,6 +73,9 @@ class BrokerHeartbeatResponse(Response, frozen=True):
     controller_epoch: int
     quota_shares: list[QuotaShare] = msgspec.field(default_factory=list)
     """The broker's shares of the quotas that the request names."""
+    last_index: Counter | None = None
+    """Index of the last record that the controller has, committed or not: a broker that has applied
+    it knows all that was acknowledged before. None: an older controller does not say."""
 
 
 class BrokerHeartbeat(ToController[BrokerHeartbeatResponse], frozen=True):

@@ -54,6 +54,8 @@ from rayq.wire.server import Result, Server
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+ASKED_MAX = 64
+"""Maximum number of answers to heartbeats that wait for the metadata to catch up, the last ones."""
 FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
 BYTES_PER_PROCESS = 100 * MIB
@@ -97,8 +99,9 @@ class Broker:
             environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
         self._registered_epoch: int | None = None
-        self._has_registered = False
-        """True once the committed metadata here showed this process with a session."""
+        self._asked: list[tuple[int, float]] = []
+        """The last record that the controller had, and the time on the monotonic clock at which it
+        was asked, of the answers that are ahead of the metadata here."""
         self._search: asyncio.Task[None] | None = None
         """The search for a controller, while one is under way."""
         self._producer_ids = range(0)
@@ -124,7 +127,6 @@ class Broker:
                 snapshot_records=config.metadata_snapshot_records,
                 now_s=self._listening.now_s,
                 on_applied=self._on_metadata,
-                on_followed=self._on_followed,
             )
             opened.pop_all()  # It succeeded: nothing is closed.
         unheard_s = self._listening.unheard_s
@@ -292,6 +294,8 @@ class Broker:
             self._take_access()
             self._server.end_revoked()
             self._replicas.tell_all()
+        if self._asked:
+            self._note_current()
         self._answers.forget(records)
         self._replicas.on_metadata(records)
 
@@ -299,12 +303,16 @@ class Broker:
         self.access.update(self.metadata.state, self.metadata.state)
         self.quotas.replace(self.metadata.state.quotas)
 
-    def _on_followed(self, since_s: float) -> None:
-        """Takes note that the metadata here are as they were at that time, unless they may still
-        lack what happened before this start."""
-        self._has_registered = self._has_registered or self.is_registered
-        if self._has_registered:
-            self.access.known_for(self._config.access_patience_ms / 1000, since_s)
+    def _note_current(self) -> None:
+        """Takes note since when the metadata here are current: since this broker asked the
+        controller, once it has applied what the controller had then. What a controller sends by
+        itself does not tell: it may have been on its way for long."""
+        version = self.metadata.version
+        for index, asked_s in self._asked:
+            if index <= version:
+                self.access.known_for(self._config.access_patience_ms / 1000, asked_s)
+        late = [asked for asked in self._asked if asked[0] > version]
+        self._asked = late[-ASKED_MAX:]
 
     def _known_brokers(self) -> list[Address]:
         return list(
@@ -376,11 +384,15 @@ class Broker:
         return True
 
     async def _beat(self) -> None:
+        asked_s = self._environment.clock.monotonic()
         # No longer: a controller that does not answer may be gone, and another may be known.
         answer = await self._ask_controller(
             self._heartbeat(), self._session_s / 2, self._heartbeats
         )
         self.metadata.note_heard()
+        if answer.last_index is not None:
+            self._asked.append((answer.last_index, asked_s))
+            self._note_current()
         if self._division.take_shares(answer.quota_shares):
             self._replicas.tell_all()
 

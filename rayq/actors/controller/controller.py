@@ -13,6 +13,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import msgspec
+
 from rayq import messages
 from rayq.actors.controller.metrics import ControllerMetrics, reason_of
 from rayq.actors.handlers import HandlerTable, answers
@@ -285,15 +287,15 @@ class Controller:
         self, request: messages.BrokerHeartbeat
     ) -> messages.BrokerHeartbeatResponse:
         """Divides the quotas that the broker's clients use."""
+        answer = messages.BrokerHeartbeatResponse(self.epoch, last_index=self._quorum.last_index)
         if not request.quota_demands:
-            return messages.BrokerHeartbeatResponse(self.epoch)
+            return answer
         now_s = self._listening.now_s()
         self._quota_shares.report(request.broker, request.quota_demands, now_s)
         if now_s - self._started_s < SILENT_HEARTBEATS * self._config.heartbeat_interval_ms / 1000:
-            return messages.BrokerHeartbeatResponse(self.epoch)  # Others may not have reported yet.
-        return messages.BrokerHeartbeatResponse(
-            self.epoch, self._quota_shares.shares(request.broker, self.state.quotas, now_s)
-        )
+            return answer  # Others may not have reported yet.
+        shares = self._quota_shares.shares(request.broker, self.state.quotas, now_s)
+        return msgspec.structs.replace(answer, quota_shares=shares)
 
     @answers(messages.RegisterReplicas)
     def _register_replicas(self, request: messages.RegisterReplicas) -> ClusterDecision:

@@ -56,12 +56,9 @@ class MetadataKeeper:
         snapshot_records: int,
         now_s: Callable[[], float],
         on_applied: Callable[[Sequence[MetadataRecord] | None], None],
-        on_followed: Callable[[float], None] = lambda since_s: None,
     ) -> None:
         """`now_s()` is the time by which the silence of controllers, and of the disk, is measured
-        (`ListeningClock`). `on_followed(since_s)` is called each time when all that a controller
-        said is committed was applied here, with the time on the monotonic clock at which it came:
-        what is committed while it is written is not in it."""
+        (`ListeningClock`)."""
         self._environment = environment
         self._now_s = now_s
         self._directory = directory
@@ -69,7 +66,6 @@ class MetadataKeeper:
         self._incarnation = incarnation
         self._snapshot_records = snapshot_records
         self._on_applied = on_applied
-        self._on_followed = on_followed
         # The log's methods block on the disk, so they run in threads, one at a time.
         self._lock = asyncio.Lock()
         self._reopen_from_s = 0.0
@@ -246,7 +242,7 @@ class MetadataKeeper:
     ) -> messages.AppendMetadataResponse:
         """Appends records. Raises FencedEpochError, StalePartitionError (the previous record is
         missing), StorageError."""
-        entries, arrived_s = decode_entries(payload), self._environment.clock.monotonic()
+        entries = decode_entries(payload)
         async with self._lock, self._noting_trouble():
             await self._accept_epoch(request.epoch)
             self.note_heard()
@@ -268,8 +264,6 @@ class MetadataKeeper:
                 request.previous_index + len(entries), min(snapshot_index, self.version)
             )
             await self._apply(min(request.commit_index, agreed_index))
-            if self.version >= request.commit_index:
-                self._on_followed(arrived_s)
         return messages.AppendMetadataResponse(self._directory.meta.directory_id, agreed_index)
 
     async def install(
