@@ -123,7 +123,7 @@ def test_throttling_times_no_transaction_out(
     topic = new_topic(partitions=1)
     with hers.producer(
         transactional_id=f"of-{topic}",
-        transaction_timeout_ms=6000,
+        transaction_timeout_ms=12_000,
         compression_type="none",
         batch_size=20_000,
     ) as producer:
@@ -132,16 +132,16 @@ def test_throttling_times_no_transaction_out(
         cluster.admin.set_quota(anna.name, producer_byte_rate=20_000)
         began_s = time.monotonic()
         with producer.transaction():
-            for _ in range(24):
+            for _ in range(40):
                 producer.send(topic, VALUE)
-        assert time.monotonic() - began_s > 8.0
+        assert time.monotonic() - began_s > 14.0
     cluster.admin.remove_quota(anna.name)
     with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
         read: list[object] = []
 
         def is_all() -> bool:
             read.extend(consumer.poll(timeout_s=1))
-            return len(read) == 25
+            return len(read) == 41
 
         eventually(is_all, "both transactions are committed")
 
