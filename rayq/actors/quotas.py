@@ -58,7 +58,7 @@ class Place:
     units: float
     """The units that it then takes."""
     go: Go
-    """What it then does."""
+    """Called when it has taken them."""
 
 
 class Account:
