@@ -91,17 +91,20 @@ class LockOwners:
         self._connections.pop(connection, None)
         if left:
             self._left.update(dict.fromkeys(left, connection))
-            self._wait(GRACE_S, connection, left)
+            self._wait(self._loop.time() + GRACE_S, connection, left)
 
-    def _wait(self, wait_s: float, connection: Connection, left: list[str]) -> None:
-        self._timers[connection] = self._loop.call_later(
-            wait_s, self._have_waited, connection, left, self._unheard_s()
+    def _wait(self, until_s: float, connection: Connection, left: list[str]) -> None:
+        self._timers[connection] = self._loop.call_at(
+            until_s, self._have_waited, connection, left, until_s, self._unheard_s()
         )
 
-    def _have_waited(self, connection: Connection, left: list[str], unheard_s: float) -> None:
-        longer_s = self._unheard_s() - unheard_s
-        if longer_s > 0.001:  # Else the clocks have been rounded.
-            self._wait(longer_s, connection, left)
+    def _have_waited(
+        self, connection: Connection, left: list[str], until_s: float, unheard_s: float
+    ) -> None:
+        # A process that stood still fires the timer late. That lateness does not count twice.
+        until_s += self._unheard_s() - unheard_s
+        if until_s > self._loop.time() + 0.001:  # Else the clocks have been rounded.
+            self._wait(until_s, connection, left)
         else:
             self._are_gone(connection, left)
 
