@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayq.core.access.quota_shares import DemandMeter
@@ -185,6 +185,7 @@ class ClientThrottle:
         self._tell = tell
         self._now_s = quotas.clock.monotonic
         self._accounts: dict[QuotaName, Account] = {}
+        self.limited_by: Collection[QuotaName] = self._accounts.keys()
         self._waits_for: dict[type[AnyRequest], tuple[tuple[Account, bool], ...]] = {}
         """The accounts by which a kind of requests waits before it is read, and whether it costs
         its bytes there; found when the kind is first needed."""
@@ -201,6 +202,7 @@ class ClientThrottle:
     def refresh(self) -> None:
         """Takes the accounts by the quotas that hold now."""
         self._accounts = self._quotas.accounts_of(self.principal, self.client_id)
+        self.limited_by = self._accounts.keys()
         self._waits_for.clear()
 
     def retell(self) -> None:
@@ -226,16 +228,12 @@ class ClientThrottle:
         return 0.0 if account is None else account.debt_s
 
     def throttled_s(self, kind: type[AnyRequest]) -> float:
-        if not self._accounts:
-            return 0.0
         accounts = self._accounts
         return max((accounts[name].debt_s for name in kind.quotas if name in accounts), default=0.0)
 
     # --- requests -------------------------------------------------------------------------------
 
     def admits(self, kind: type[AnyRequest], size: int) -> bool:
-        if not self._accounts:
-            return True
         accounts = self._accounts_of(kind)
         for account, _ in accounts:
             if not account.is_free(DEBT_MAX_S):
@@ -305,9 +303,6 @@ class ClientThrottle:
         debt_s = self._debt_s(name)
         if debt_s >= TOLD_S_MIN:
             self._tell_it(name, debt_s)
-
-    def limits(self, name: QuotaName) -> bool:
-        return name in self._accounts
 
     def most(self, name: QuotaName, units: float) -> float:
         account = self._accounts.get(name)

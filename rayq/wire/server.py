@@ -476,11 +476,13 @@ class _ServerStream(FrameStream):
             self._until_next_turn = REQUESTS_PER_TURN
             self.hold_reading()
             self._release_soon()
-        if self._parked is not None:
-            before_bytes = self._parked.bytes
-            if self._parked.park(frame):
-                self._server.held_bytes.add(self._parked.bytes - before_bytes)
-                if self._parked.is_full:
+        parked = self._parked
+        # Those that are parked stay before this one when the quota is removed.
+        if parked is not None and (parked.throttle.limited_by or parked.bytes):
+            before_bytes = parked.bytes
+            if parked.park(frame):
+                self._server.held_bytes.add(parked.bytes - before_bytes)
+                if parked.is_full:
                     self.hold_reading()
                 return
         self._handle_frame(frame)
@@ -539,7 +541,9 @@ class _ServerStream(FrameStream):
             if self._slice.is_waiting:
                 self.hold_reading()
             if self._throttle is not None:
-                self._throttle.spent(self._slice.take_spent())
+                if self._throttle.limited_by:
+                    self._throttle.spent(self._slice.spent_s)
+                self._slice.spent_s = 0.0
 
     def _read_request(
         self, peer: Peer, api: int, header: memoryview, now_s: float

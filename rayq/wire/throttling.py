@@ -9,7 +9,7 @@ server reads nothing more from that connection.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from rayq.messages import REQUESTS, AnyRequest, Produce
@@ -26,15 +26,17 @@ PARKED_FRAME_BYTES = 512
 class Throttle(Protocol):
     """The quotas of the client of one connection."""
 
+    @property
+    def limited_by(self) -> Collection[QuotaName]:
+        """The rates that limit the client now. A request needs to ask for, and to be charged to,
+        none but these: most principals have none, and pay nothing then."""
+
     def admits(self, kind: type[AnyRequest], size: int) -> bool:
         """Returns whether a request may be handled now, and charges it then."""
 
     def wait(self, kind: type[AnyRequest], size: int, go: Callable[[], None]) -> None:
         """Calls `go()` once a request may be handled, which is charged then: never before this
         returns, and after those that wait for the same quota already."""
-
-    def limits(self, name: QuotaName) -> bool:
-        """Returns whether the client has such a quota now."""
 
     def most(self, name: QuotaName, units: float) -> float:
         """The units that one request should take at most, of those that it asks for."""
@@ -74,7 +76,7 @@ class ParkedRequests:
     def __init__(
         self, throttle: Throttle, handle: Callable[[Frame], None], release: Callable[[], None]
     ) -> None:
-        self._throttle = throttle
+        self.throttle = throttle
         self._handle = handle
         self._release = release
         # A produce request may wait while fetches go on, but the order of each stays.
@@ -94,7 +96,7 @@ class ParkedRequests:
             return False
         line = self._lines[kind is Produce]
         size = len(frame.header) + len(frame.payload)
-        if not line and self._throttle.admits(kind, size):
+        if not line and self.throttle.admits(kind, size):
             return False
         # The parser uses the memory of headers again.
         line.append(frame._replace(header=memoryview(bytes(frame.header))))
@@ -106,7 +108,7 @@ class ParkedRequests:
     def _wait(self, line: deque[Frame]) -> None:
         frame = line[0]
         size = len(frame.header) + len(frame.payload)
-        self._throttle.wait(REQUESTS[frame.api], size, lambda: self._go(line))
+        self.throttle.wait(REQUESTS[frame.api], size, lambda: self._go(line))
 
     def _go(self, line: deque[Frame]) -> None:
         if self._has_ended:
@@ -121,7 +123,7 @@ class ParkedRequests:
     def end(self) -> None:
         """Drops all of them, as the connection has ended."""
         self._has_ended = True
-        self._throttle.end()
+        self.throttle.end()
         for line in self._lines.values():
             line.clear()
         self.bytes = 0

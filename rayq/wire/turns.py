@@ -70,8 +70,8 @@ class Slice:
         self._now = clock.monotonic
         self._on_turn = on_turn
         self._used_s = 0.0
-        self._spent_s = 0.0
-        """Time that the connection has used since the last `take_spent`."""
+        self.spent_s = 0.0
+        """Time that the connection has used since whoever charges for it set this to 0."""
         self.is_waiting = False
         """True if no further request may be taken now: the connection waits for its turn, or its
         tasks do. They go first, since requests are handled in the order of their arrival."""
@@ -85,15 +85,10 @@ class Slice:
     def used(self, seconds: float) -> None:
         """Notes that the connection has used the loop for so long."""
         self._used_s += seconds
-        self._spent_s += seconds
+        self.spent_s += seconds
         self._turns.used_s += seconds
         if self._used_s > SLICE_S or self._turns.used_s > TURN_S:
             self._line_up()
-
-    def take_spent(self) -> float:
-        """Returns the time that the connection has used since the last call."""
-        spent_s, self._spent_s = self._spent_s, 0.0
-        return spent_s
 
     def must_wait(self) -> bool:
         """Returns whether no further bytes may be read now. `on_turn` is called once they may."""
@@ -155,7 +150,7 @@ class Slice:
                 raise
             used_s = now() - began_s
             self._used_s += used_s
-            self._spent_s += used_s
+            self.spent_s += used_s
             turns.used_s += used_s
             error = None
             try:

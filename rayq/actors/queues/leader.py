@@ -343,7 +343,7 @@ class QueueLeader:
     @answers_peer(messages.Take)
     def _take(self, peer: Peer, request: messages.Take, _: memoryview) -> Awaitable[Answer]:
         self.owners.heard(request.holder, peer)
-        if peer.throttle is not None:
+        if peer.throttle is not None and peer.throttle.limited_by:
             return self._take_throttled(peer, peer.throttle, request)
         return self._wait_for_records(peer, request)
 

@@ -241,8 +241,9 @@ class Leader:
         answer = self.produce(
             request, payload, principal=peer.principal, is_move=peer.role == "server"
         )
-        if peer.throttle is not None:
-            throttle_s = peer.throttle.throttled_s(messages.Produce)
+        throttle = peer.throttle
+        if throttle is not None and throttle.limited_by:
+            throttle_s = throttle.throttled_s(messages.Produce)
             if throttle_s > 0:
                 self.transactions.throttled(payload, throttle_s, peer.principal)
         return answer

@@ -66,7 +66,7 @@ class LeaderReads:
     ) -> tuple[messages.FetchResponse, bytes]:
         """Returns committed batches; none are read before there is room for the answer, and the
         client has not used up its quota. See `messages.Fetch` for the errors."""
-        if throttle is None or not throttle.limits("consumer_byte_rate"):
+        if throttle is None or "consumer_byte_rate" not in throttle.limited_by:
             return await self._fetch(request, room)
         # A fetch that waits for records holds no part of the quota meanwhile.
         is_news = self._has_news(request) or await self._replica_log.committed.wait(
