@@ -56,7 +56,7 @@ def cache_outlives_change() -> list[Patch]:
 
 @plants("access", "a request that was held is answered without another check")
 def held_fetch_unchecked() -> list[Patch]:
-    return [(ServerStream, "_refusal", lambda self, request, now_s: None)]
+    return [(ServerStream, "_refusal", lambda self, peer, request, now_s: None)]
 
 
 @plants("access", "a new leader of the audit writes all changes once more", "metadata")

@@ -158,24 +158,25 @@ class Access(Gate):
         if (self._now_s() if now_s is None else now_s) > self._known_until_s:
             raise _not_known()
         kind = type(request)
-        ids_of = _GRANTED_BY_IDS.get(kind)
-        if ids_of is None:
-            self._check(peer, request)
-            return
-        grant = kind, ids_of(request)
-        if peer.grants.get(grant) is self._version:
-            return
+        try:
+            if peer.grants[kind][_GRANTED_BY_IDS[kind](request)] is self._version:
+                return
+        except KeyError:
+            pass  # It was not asked for yet, or its rights follow from more than ids.
         self._check(peer, request)
-        if len(peer.grants) >= GRANTS_MAX:
-            peer.grants.clear()
-        peer.grants[grant] = self._version
 
     def _check(self, peer: Peer, request: AnyRequest) -> None:
+        """Decides by the ACLs, and keeps the grant."""
         if peer.principal is not None:
             self._check_exists(peer, peer.principal)
             check_rights(
                 self._state.acls, peer.principal, peer.host, request, self._names
             )
+        ids_of = _GRANTED_BY_IDS.get(type(request))
+        if ids_of is not None:
+            if sum(map(len, peer.grants.values())) >= GRANTS_MAX:
+                peer.grants.clear()
+            peer.grants.setdefault(type(request), {})[ids_of(request)] = self._version
 
     def _check_exists(self, peer: Peer, principal: str) -> None:
         """Raises AuthorizationError if the peer's principal is gone, or its token was revoked: then

@@ -172,7 +172,7 @@ class ProducerState:
         guessed easily: without this, whoever may write to a topic could fence its producers, or
         take their next sequences, so that their records count as repetitions."""
         producer = self._producers.get(producer_id)
-        if producer is None or producer.principal in (_UNKNOWN, principal):
+        if producer is None or producer.principal == principal or producer.principal is _UNKNOWN:
             return
         raise ProducerFencedError(
             f"Another principal than {principal!r} writes under producer id {producer_id} here: "

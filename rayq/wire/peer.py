@@ -78,8 +78,10 @@ class Peer:
     """The audit of the server, for handlers that have something to tell it."""
     token_expires_ms: int | None = None
     """Time by the wall clock at which the token expires. None: never, or there is none."""
-    grants: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
-    """Grants of the gate on this connection, for the gate alone."""
+    grants: dict[type[AnyRequest], dict[object, object]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Grants of the gate on this connection, by kind of request, for the gate alone."""
 
     @property
     def host(self) -> str:

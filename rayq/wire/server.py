@@ -596,26 +596,30 @@ class _ServerStream(FrameStream):
             outcome = DisconnectedError("The server stopped while it worked on the request.")
         else:
             outcome = done.exception() or done.result()
-        if request.checked_when_answered and not isinstance(outcome, BaseException):
-            outcome = self._refusal(request, since_s) or outcome
+        peer = self._peer
+        assert peer is not None
+        if (
+            peer.principal is not None
+            and request.checked_when_answered
+            and not isinstance(outcome, BaseException)
+        ):
+            outcome = self._refusal(peer, request, since_s) or outcome
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RayqError):
                 name = REQUESTS[api].__name__
-                logger.error("%s from %s failed", name, self._peer, exc_info=outcome)
+                logger.error("%s from %s failed", name, peer, exc_info=outcome)
             self._answer_error(api, correlation, one_way, outcome)
         else:
             self._answer(api, correlation, one_way, outcome)
         self._took(api, arrived_s, since_s)
 
-    def _refusal(self, request: AnyRequest, now_s: float) -> RayqError | None:
+    def _refusal(self, peer: Peer, request: AnyRequest, now_s: float) -> RayqError | None:
         """The error for a principal that may not have the answer any more: its right may have gone
         while the request was held."""
-        peer = self._peer
-        if peer is not None and peer.principal is not None:
-            try:
-                self._server.gate.check(peer, request, now_s)
-            except RayqError as error:
-                return error
+        try:
+            self._server.gate.check(peer, request, now_s)
+        except RayqError as error:
+            return error
         return None
 
     def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:

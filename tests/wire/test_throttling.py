@@ -17,7 +17,7 @@ from rayq.messages.acls import QuotaName
 from rayq.wire.authentication import NONCE_BYTES, ClientHandshake, Identity
 from rayq.wire.codec import ENCODER
 from rayq.wire.frames import FLAG_ONE_WAY
-from rayq.wire.throttling import PARKED_BYTES_MAX
+from rayq.wire.throttling import PARKED_BYTES_MAX, PARKED_FRAME_BYTES
 from tests.wire.test_gate import ANNA, BEN, Door, holder_of
 
 MIB = 1024**2
@@ -283,6 +283,58 @@ def test_time_of_the_process_is_charged_and_all_but_promises_waits(run: Any, wir
         assert not parked.done()
         tenants.quotas.replace([])
         await parked
+
+    run(scenario)
+
+
+def test_time_from_before_a_quota_is_not_charged_to_it(run: Any, wire: Any) -> None:
+    async def scenario() -> None:
+        tenants = Tenants()
+        server = await tenants.start(wire)
+        clock = server.environment.clock
+        work_s = 0.3
+
+        def work(peer: Any, request: AnyRequest, payload: memoryview) -> Any:
+            until_s = clock.monotonic() + work_s
+            while clock.monotonic() < until_s:
+                pass
+            return messages.ListOffsetsResponse(0, None)
+
+        server.handler = work
+        anna = await wire.connect(server, holder_of(ANNA))
+        await anna.request(messages.ListOffsets("topic", 7, 0, -1), timeout_s=60)
+        # The quota allows a request of an instant, and none of 0.3 s.
+        tenants.quotas.replace([limit("request_percentage", 10)])
+        work_s = 0.0
+        await anna.request(messages.ListOffsets("topic", 7, 0, -1), timeout_s=60)
+        assert anna.throttled_s(messages.ListOffsets) == 0
+        work_s = 0.3
+        await anna.request(messages.ListOffsets("topic", 7, 0, -1), timeout_s=60)
+        assert anna.throttled_s(messages.ListOffsets) > 1
+
+    run(scenario)
+
+
+def test_what_comes_after_the_quota_was_removed_stays_behind_what_waits(
+    run: Any, wire: Any, eventually: Any
+) -> None:
+    async def scenario() -> None:
+        tenants = Tenants()
+        server = await tenants.start(wire, limit("producer_byte_rate", 0))
+        client = await raw_principal(wire, server, holder_of(ANNA))
+
+        def send(partitions: range) -> None:
+            for partition in partitions:
+                header = ENCODER.encode(Produce("topic", partition, 0, -1, 1000))
+                client.write_request(Produce.api, partition + 1, header, b"v")
+
+        send(range(100))
+        await eventually(lambda: tenants.held_bytes() >= 100 * PARKED_FRAME_BYTES)
+        tenants.quotas.replace([])
+        # Those that wait go one in a turn of the loop, and these come meanwhile.
+        send(range(100, 200))
+        await eventually(lambda: len(tenants.partitions) == 200)
+        assert tenants.partitions == list(range(200))
 
     run(scenario)
 
