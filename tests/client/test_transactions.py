@@ -99,6 +99,24 @@ def test_an_exception_aborts_and_goes_on(fake: FakeCluster, cluster: Cluster) ->
     assert ends(fake) == [(0, False), (1, False), (2, True)]
 
 
+def test_a_topic_hidden_in_the_middle_of_a_transaction_gets_no_number_twice(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    topic = fake.create_topic("t")
+    fake.create_topic("u")
+    with cluster.producer(transactional_id="billing") as producer:
+        with producer.transaction() as tx:
+            tx.send("t", b"a").result(30)
+            fake.delete_topic("t")
+            tx.send("u", b"b").result(30)  # The metadata that this needs have no t.
+            fake.bring_back(topic)
+            assert tx.send("t", b"c").result(30).offset == 1
+        assert fake.transactions.committed("t") == [b"a", b"c"]
+        with producer.transaction() as tx:
+            tx.send("t", b"d")
+    assert numbers(fake) == [(0, 0), (0, 1), (1, 0)]
+
+
 def test_what_was_not_sent_yet_is_not_sent_when_a_block_aborts(
     fake: FakeCluster, cluster: Cluster, eventually: Eventually
 ) -> None:

@@ -58,6 +58,9 @@ class ProducerCore:
         self._first_error: RayqError | None = None
         self._callbacks: set[asyncio.Task[None]] = set()
         """The delivery callbacks that are being awaited."""
+        self._hidden: dict[str, TopicQueues] = {}
+        """The topics that a producer with transactions sent to, and that are not in the metadata.
+        One that comes back keeps its queues, and with them the numbers of the open transaction."""
         clock = client.environment.clock
         self.accumulator = Accumulator(config, clock.monotonic, self._announce)
         self.intake = Intake(config, self.accumulator, clock, client.environment.random)
@@ -204,6 +207,8 @@ class ProducerCore:
             if metadata is None:
                 del topics[name]
                 self.client.drop_interest(name)
+                if self.transactions is not None:
+                    self._hidden[name] = known
             elif metadata != known.metadata:
                 topics[name] = TopicQueues(metadata, self.config, known)
 
@@ -212,7 +217,8 @@ class ProducerCore:
         self.check_open()
         metadata = await self.client.topic(topic, timeout_s=timeout_s)
         if topic not in self.intake.topics:
-            self.intake.topics[topic] = TopicQueues(metadata, self.config, None)
+            known = self._hidden.pop(topic, None)
+            self.intake.topics[topic] = TopicQueues(metadata, self.config, known)
             self.client.add_interest(topic)
 
     async def flush(self, timeout_s: float | None = None) -> None:
