@@ -207,6 +207,8 @@ class FakeCluster:
     def __init__(self, brokers: int = 1) -> None:
         self.cluster_id = uuid.uuid4().hex
         self.topics: dict[str, FakeTopic] = {}
+        self.denied: dict[str, str] = {}
+        """Topics that the client's principal may not describe, each with the reason."""
         self.requests: list[tuple[int, m.AnyRequest]] = []
         self.version = 1
         self.next_producer_id = 100
@@ -296,10 +298,18 @@ class FakeCluster:
 
         self.call(delete)
 
+    def hide_topic(self, name: str) -> FakeTopic:
+        """Takes the client's right to describe a topic away, until `bring_back`."""
+        topic = self.topics[name]
+        self.call(lambda: self.denied.setdefault(name, f"You may not describe topic {name!r}."))
+        self.delete_topic(name)
+        return topic
+
     def bring_back(self, topic: FakeTopic) -> None:
         """Shows a topic again that was deleted, as to a principal that may describe it again."""
 
         def show() -> None:
+            self.denied.pop(topic.name, None)
             self.topics[topic.name] = topic
             self.bump_version()
 
@@ -504,7 +514,14 @@ class FakeCluster:
             if names is None or topic.name in names
         ]
         return m.MetadataResponse(
-            self.cluster_id, self.version, 1, "127.0.0.1:1", list(self.brokers), endpoints, topics
+            self.cluster_id,
+            self.version,
+            1,
+            "127.0.0.1:1",
+            list(self.brokers),
+            endpoints,
+            topics,
+            denied={name: why for name, why in self.denied.items() if name in (names or ())},
         )
 
     def _partition_metadata(self, partition: FakePartition) -> m.PartitionMetadata:

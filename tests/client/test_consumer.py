@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import threading
@@ -20,6 +21,7 @@ from rayq.client.consuming.async_consumer import AsyncConsumer
 from rayq.client.consuming.consumer import Consumer
 from rayq.client.consuming.consumer_core import ConsumerCore
 from rayq.errors import (
+    AuthorizationError,
     ClosedError,
     ConcurrentUseError,
     ConfigError,
@@ -587,6 +589,43 @@ def test_a_deleted_topic_is_an_error_of_poll(fake: FakeCluster, cluster: Cluster
         fake.create_topic("t")
         with pytest.raises(UnknownTopicError, match="deleted"):
             poll_forever(consumer)
+
+
+def test_a_topic_that_was_created_again_is_read_once_it_is_subscribed_to_again(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("t")
+    with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
+        fake.delete_topic("t")
+        fake.create_topic("t")
+        fake.write("t", [b"new"])
+        with pytest.raises(UnknownTopicError, match=r"Subscribe or assign again"):
+            poll_forever(consumer)
+        consumer.subscribe("t")
+        assert [one.value for one in read(consumer, 1)] == [b"new"]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_consumer_goes_on_where_it_was_once_it_may_read_a_topic_again(
+    fake: FakeCluster, cluster: Cluster, is_forgotten: bool
+) -> None:
+    fake.create_topic("t")
+    fake.write("t", [b"a"])
+    with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
+        assert [one.value for one in read(consumer, 1)] == [b"a"]
+        topic = fake.hide_topic("t")
+        if is_forgotten:  # A list of all topics leaves it out, and does not say why.
+            assert cluster.admin.list_topics() == []
+        with pytest.raises((AuthorizationError, UnknownTopicError)):
+            poll_forever(consumer)
+        fake.bring_back(topic)
+        fake.write("t", [b"b"])
+        found: list[Record] = []
+        deadline = time.monotonic() + 30
+        while not found and time.monotonic() < deadline:
+            with contextlib.suppress(AuthorizationError, UnknownTopicError):
+                found += consumer.poll(timeout_s=0.1)
+        assert [(one.offset, one.value) for one in found] == [(1, b"b")]
 
 
 # --- arrow ----------------------------------------------------------------------------------------

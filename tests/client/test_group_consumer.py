@@ -850,6 +850,25 @@ def test_partitions_assigned_by_hand_resume_and_commit_without_membership(
     assert two.asked(GroupHeartbeat) == []
 
 
+def test_a_position_assigned_by_hand_is_none_of_a_topic_that_was_created_again(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    with cluster.consumer(group="g", **FAST) as consumer:
+        consumer.assign([T1])
+        assert len(read(consumer, 10)) == 10
+        two.delete_topic("t")
+        two.create_topic("t", partitions=2)
+        with pytest.raises(UnknownTopicError, match="deleted"):
+            poll_until(consumer, lambda: False)
+        consumer.commit()
+        assert two.groups.committed("t", 1) is None
+        consumer.assign([T1])
+        two.write("t", [b"of another topic"], 1)
+        assert [(one.offset, one.value) for one in read(consumer, 1)] == [(0, b"of another topic")]
+        consumer.commit()
+        assert two.groups.committed("t", 1) == 1
+
+
 def test_assigning_by_hand_leaves_the_group(two: FakeCluster, cluster: Cluster) -> None:
     told = Told()
     with cluster.consumer("t", group="g", **told.callbacks(), **FAST) as consumer:

@@ -684,6 +684,27 @@ def test_a_commit_in_doubt_of_a_producer_that_is_fenced_stays_unknown(
 # --- positions of groups --------------------------------------------------------------------------
 
 
+def test_positions_of_partitions_assigned_by_hand_are_part_of_a_transaction(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    fake.create_topic("in")
+    fake.write("in", [b"a", b"b"])
+    place = TopicPartition("in", 0)
+    with (
+        cluster.producer(transactional_id="billing") as producer,
+        cluster.consumer(
+            group="g", enable_auto_commit=False, auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+        consumer.assign([place])
+        with producer.transaction() as tx:
+            records = consumer.until_end()
+            assert [record.value for record in records] == [b"a", b"b"]
+            tx.send_offsets(consumer)
+        assert consumer.committed([place]) == {place: 2}
+
+
+
 def test_positions_are_committed_with_the_records_or_not_at_all(
     fake: FakeCluster, cluster: Cluster
 ) -> None:

@@ -42,6 +42,7 @@ from rayq.errors import (
     InvalidRequestError,
     RayqError,
     TimeoutError,
+    UnknownTopicError,
     UnreadableRecordError,
 )
 from rayq.messages import EARLIEST, LATEST
@@ -204,6 +205,20 @@ class ConsumerCore:
         self.fetcher.stop_stale()
         self.fetcher.start([fresh])
         return fresh
+
+    def _begin_ended_again(self) -> None:
+        """Makes partitions whose topic was not there any more readable again, when the user
+        subscribes or assigns again. Those of another topic, which has the name now, begin anew."""
+        self.give_back()
+        for place, assigned in list(self.subscription.assigned.items()):
+            stream = assigned.stream
+            if not isinstance(stream.error, UnknownTopicError):
+                continue
+            topic_id = stream.topic_id or ""
+            if self.client.metadata.partition(place.topic, topic_id, place.partition) is None:
+                self.subscription.forget(place)
+            else:
+                self.restart(place, stream.position)
 
     def set_paused(self, partitions: Iterable[TopicPartition], is_paused: bool) -> None:
         self.check_open()
@@ -424,6 +439,7 @@ class ConsumerCore:
             self.client.drop_interest(topic)
         self.subscription.topics = wanted
         self._seen_version = self.client.metadata.version
+        self._begin_ended_again()
         await self._started(self.assign(self.partitions_of(wanted)))
 
     def check_callbacks(self, callbacks: Callbacks) -> None:
@@ -443,6 +459,7 @@ class ConsumerCore:
         for topic in self.subscription.topics or ():
             self.client.drop_interest(topic)
         self.subscription.topics = None
+        self._begin_ended_again()
         await self._started(self.assign(dict.fromkeys(wanted)))
 
     async def _started(self, streams: list[Stream]) -> None:

@@ -205,35 +205,54 @@ class Fetcher:
 
     async def _run(self, stream: Stream) -> None:
         """Reads one partition until the stream is replaced or cannot continue."""
-        while stream.error is None and not stream.is_fetched:
+        backoff = self._client.backoff(TOPIC_WAIT_S, BACKOFF_MAX_S)
+        is_over = False
+        while not is_over and not stream.is_fetched:
             try:
                 await self._fetch_forever(stream)
             except (UnknownTopicError, AuthorizationError) as error:
                 # The coordinator decides which partitions a member reads.
                 if self._group_offsets is not None and self._group_offsets.member is not None:
-                    await self._wait_for_topic(stream, error)
-                else:
-                    stream.error = error
-            except RayqError as error:
+                    await self._wait_for_topic(stream, error, TOPIC_WAIT_S)
+                    continue
+                # Whoever polls is told, and reading goes on where it was once it is allowed again.
                 stream.error = error
+                self.tell()
+                await self._wait_for_topic(stream, error, backoff.next_s())
+                is_over = isinstance(error, UnknownTopicError) and self._is_gone(stream)
+            except RayqError as error:
+                stream.error, is_over = error, True
             except Exception as error:
                 logger.exception("fetching %s failed", stream.partition)
                 stream.error = UnknownServerError(f"The fetcher failed: {error!r}.")
+                is_over = True
         self.tell()
 
-    async def _wait_for_topic(self, stream: Stream, error: RayqError) -> None:
-        """Waits, after the coordinator granted a partition that the metadata here does not have.
-        Either the metadata is older than the coordinator's, or the topic is gone, or this client
-        may not read it any more, and the coordinator will take the partition back."""
-        logger.info("%s is granted, but not known: %s", stream.partition, error)
-        await asyncio.sleep(TOPIC_WAIT_S)
+    async def _wait_for_topic(self, stream: Stream, error: RayqError, wait_s: float) -> None:
+        """Waits, and asks again for a topic that the metadata here do not have, or that this client
+        may not read. In a group the metadata may be older than those of the coordinator, which
+        granted the partition, or it will take the partition back."""
+        logger.info("%s cannot be read now: %s", stream.partition, error)
+        await asyncio.sleep(wait_s)
+        client = self._client
         try:
-            await self._client.refresh([stream.partition.topic], timeout_s=BACKOFF_MAX_S)
+            await client.fetch_with_others(stream.partition.topic, client.now + BACKOFF_MAX_S)
         except RayqError as failure:
             logger.info("no metadata of %s: %s", stream.partition.topic, failure)
 
+    def _is_gone(self, stream: Stream) -> bool:
+        """Returns whether the partition was deleted, as far as this client may know."""
+        metadata = self._client.metadata
+        topic, number = stream.partition
+        known = metadata.topics.get(topic)
+        if known is None:
+            return topic not in metadata.denied
+        return metadata.partition(topic, stream.topic_id or known.topic_id, number) is None
+
     async def _fetch_forever(self, stream: Stream) -> None:
-        topic = stream.topic_id or await self._topic_id(stream)
+        if stream.topic_id is None:
+            stream.topic_id = await self._topic_id(stream)
+        topic = stream.topic_id
         first_s = self._config.retry_backoff_ms / 1000
         backoff = self._client.backoff(first_s, BACKOFF_MAX_S)
         if stream.fetch_offset is None:
@@ -411,7 +430,7 @@ class Fetcher:
         else:
             is_first = stream.log_end is None
             stream.log_end = log_end
-            stream.trouble = None
+            stream.trouble = stream.error = None
             if is_first:  # The position is in the log.
                 self.tell()
         return bool(batches)

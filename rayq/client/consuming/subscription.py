@@ -129,7 +129,7 @@ class Stream:
         self.partition = partition
         self.topic_id = topic_id
         """The id of the topic that is read; None: the topic of that name that exists when reading
-        begins."""
+        begins, whose id is here from then on. Written by the loop."""
         self.start = start
         self.end = end
         """The offset from which on nothing is fetched or returned; None: reading never ends."""
@@ -155,7 +155,8 @@ class Stream:
         self.log_end: int | None = None
         """The end of the log for this reader, as of the last answer."""
         self.error: RayqError | None = None
-        """The error that ended this stream; raised once all fetched records are returned."""
+        """The error that ended this stream, or keeps it until it is allowed to go on; raised once
+        all fetched records are returned."""
         self.trouble: RayqError | None = None
         """The error of the last fetch, which is tried again; None since one succeeded."""
         # Written by the consumer's thread, once the loop has set `fetch_offset` the first time.
@@ -202,7 +203,7 @@ class Stream:
     def received(self, fetched: Fetched, log_end: int) -> None:
         """Adds one answer of the leader. Called by the loop."""
         self.log_end = log_end
-        self.trouble = None
+        self.trouble = self.error = None
         self.fetch_offset = fetched.next_offset
         if fetched.batches:
             self.last_epoch = fetched.batches[-1][1].leader_epoch
@@ -562,6 +563,12 @@ class Subscription:
                 assigned[partition] = AssignedPartition(stream)
         self.assigned = assigned
         return fresh
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Reads a partition no more."""
+        self.assigned = {
+            place: assigned for place, assigned in self.assigned.items() if place != partition
+        }
 
     def get(self, partition: TopicPartition) -> AssignedPartition:
         """The state of an assigned partition. Raises InvalidRequestError for one that is not
