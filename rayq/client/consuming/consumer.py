@@ -179,17 +179,17 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         (the position is not in the log, or there is none, and auto_offset_reset is "none"),
         LogTruncatedError (records read before are gone: seek to continue), UnknownTopicError (the
         topic was deleted: subscribe or assign again), AuthorizationError (the principal may not
-        read the topic; once it may, reading goes on), UnreadableRecordError (records that cannot be read, with `offset` and
-        `next_offset`: seek there to continue, or consume with on_corrupt="skip"; its subclass
-        DeserializationError means that a deserializer raised, and has the record as it was sent),
-        ClosedError. Each error stands for one partition, whose position stays, while the others are
-        read. If polling continues, the error is raised again after a second, or when `timeout_s`
-        has passed. In a group it also raises MaxPollIntervalError (too long since the last poll;
-        the next one continues), FencedMemberError (another process took over the
-        `group_instance_id`), UnknownAssignorError, and the errors of a callback (HandlerError if,
-        for example, it has not run or raised StopIteration). Raises ConcurrentUseError while
-        another thread uses the consumer; InvalidRequestError in a callback, or in a signal handler
-        that interrupted a poll.
+        read the topic; once it may, reading goes on), UnreadableRecordError (records that cannot be
+        read, with `offset` and `next_offset`: seek there to continue, or consume with
+        on_corrupt="skip"; its subclass DeserializationError means that a deserializer raised, and
+        has the record as it was sent), ClosedError. Each error stands for one partition, whose
+        position stays, while the others are read. If polling continues, the error is raised again
+        after a second, or when `timeout_s` has passed. In a group it also raises
+        MaxPollIntervalError (too long since the last poll; the next one continues),
+        FencedMemberError (another process took over the `group_instance_id`), UnknownAssignorError,
+        and the errors of a callback (HandlerError if, for example, it has not run or raised
+        StopIteration). Raises ConcurrentUseError while another thread uses the consumer;
+        InvalidRequestError in a callback, or in a signal handler that interrupted a poll.
         """
         core = self._core
         records_max = core.records_max(max_records)
