@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 import typer
@@ -14,8 +13,8 @@ from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
 from rayq.cli.exit_codes import UNHEALTHY
-from rayq.cli.options import ClusterAddress, Json, PrincipalName, complete_principal
-from rayq.cli.values import WrongUseError
+from rayq.cli.options import ClusterAddress, Json, PrincipalName, PrincipalOrAll
+from rayq.cli.values import WrongUseError, did_you_mean
 from rayq.core.access.rights import is_own_topic
 from rayq.core.cluster.access_changes import OPERATIONS
 from rayq.errors import InvalidRequestError
@@ -73,20 +72,11 @@ def add(
     acls = _acls(principal, operations, resource_type, name, prefix, deny, host)
     with connected(cluster) as connection:
         connection.admin.create_acls(acls)
-    if json:
-        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
-        return
-    for acl in acls:
-        output.say(f"Added: {acl}.")
+    _tell("Added", acls, json)
 
 
 def list_acls(
-    principal: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"
-        ),
-    ] = None,
+    principal: PrincipalOrAll = None,
     resource_type: Annotated[
         str | None,
         typer.Option(
@@ -110,7 +100,7 @@ def list_acls(
             pattern=None if name is None else "match",
         )
     if json:
-        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
+        output.print_json(acls_as_json(acls))
     else:
         show_acls(acls)
 
@@ -132,6 +122,18 @@ def show_acls(acls: Sequence[Acl]) -> None:
         styles=["ok" if acl.permission == "allow" else "warning" for acl in acls],
         optional=("host",),
     )
+
+
+def acls_as_json(acls: Sequence[Acl]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(acl) for acl in acls]
+
+
+def _tell(done: str, acls: Sequence[Acl], json: bool) -> None:
+    if json:
+        output.print_json(acls_as_json(acls))
+        return
+    for acl in acls:
+        output.say(f"{done}: {acl}.")
 
 
 def remove(
@@ -163,11 +165,7 @@ def remove(
             )
         agree(f"Remove {'; '.join(map(str, acls))}?", yes)
         connection.admin.delete_acls(acls)
-    if json:
-        output.print_json([msgspec.structs.asdict(acl) for acl in acls])
-        return
-    for acl in acls:
-        output.say(f"Removed: {acl}.")
+    _tell("Removed", acls, json)
 
 
 def check(
@@ -294,7 +292,7 @@ def _word(text: str, known: Sequence[str], what: str, known_elsewhere: Sequence[
     word = text.strip().lower().replace("-", "_")
     if word in known:
         return word
-    is_slip = word not in known_elsewhere
-    near = difflib.get_close_matches(word, known, n=1) if is_slip else []
-    hint = f"Did you mean {near[0]!r}?" if near else f"It is one of {', '.join(known)}."
+    hint = f"It is one of {', '.join(known)}."
+    if word not in known_elsewhere:
+        hint = did_you_mean(word, known, hint)
     raise WrongUseError(f"{text!r} is no {what}. {hint}")

@@ -7,7 +7,6 @@ current.json.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import rayq
 from rayq import Cluster
 from rayq.cli import output
+from rayq.cli.values import did_you_mean
 from rayq.client.addresses import parse_addresses
 from rayq.errors import (
     ControllerUnavailableError,
@@ -103,8 +103,7 @@ def _with_nearest(
     missing = next((name for name in asked if name not in names), None)
     if missing is None:
         return error
-    near = difflib.get_close_matches(missing, names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"`rayq {kind} list` shows those there are."
+    hint = did_you_mean(missing, names, f"`rayq {kind} list` shows those there are.")
     return error.with_message(f"There is no {kind} {missing!r}. {hint}")
 
 

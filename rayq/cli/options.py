@@ -90,6 +90,10 @@ QueueNames = Annotated[
 PrincipalName = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", autocompletion=complete_principal)
 ]
+PrincipalOrAll = Annotated[
+    str | None,
+    typer.Argument(metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"),
+]
 PrincipalNames = Annotated[
     list[str], typer.Argument(metavar="PRINCIPAL", autocompletion=complete_principal)
 ]

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from rayq.cli import output
-from rayq.cli.acls import show_acls
+from rayq.cli.acls import acls_as_json, show_acls
 from rayq.cli.confirm import Yes, agree, check_can_ask, one_by_one
 from rayq.cli.current import connected
 from rayq.cli.options import ClusterAddress, Json, PrincipalNames
@@ -88,7 +88,7 @@ def describe(
     if json:
         output.print_json_of(
             principals,
-            [{**_as_json(info), "acls": msgspec.to_builtins(_named(acls))} for info, acls in found],
+            [{**_as_json(info), "acls": acls_as_json(acls)} for info, acls in found],
         )
         return
     for number, (info, acls) in enumerate(found):
@@ -110,10 +110,6 @@ def describe(
 def _as_json(info: PrincipalInfo) -> dict[str, Any]:
     builtins: dict[str, Any] = msgspec.to_builtins(info)
     return builtins
-
-
-def _named(acls: list[Acl]) -> list[dict[str, Any]]:
-    return [msgspec.structs.asdict(acl) for acl in acls]
 
 
 def delete(

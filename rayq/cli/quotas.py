@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, get_args
 
 import msgspec
@@ -11,8 +10,8 @@ import typer
 from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json, complete_principal
-from rayq.cli.values import WrongUseError, rate_bytes_per_s
+from rayq.cli.options import ClusterAddress, Json, PrincipalOrAll
+from rayq.cli.values import WrongUseError, did_you_mean, rate_bytes_per_s
 from rayq.messages import Quota
 from rayq.messages.acls import QuotaName
 
@@ -60,12 +59,7 @@ def set_quota(
 
 
 def list_quotas(
-    principal: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"
-        ),
-    ] = None,
+    principal: PrincipalOrAll = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
@@ -164,6 +158,5 @@ def _quota_name(text: str) -> QuotaName:
     word = text.strip().lower().replace("-", "_").replace(".", "_")
     if word in QUOTAS:
         return word
-    near = difflib.get_close_matches(word, QUOTAS, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It is one of {', '.join(QUOTAS)}."
+    hint = did_you_mean(word, QUOTAS, f"It is one of {', '.join(QUOTAS)}.")
     raise WrongUseError(f"{text!r} is no quota. {hint}")

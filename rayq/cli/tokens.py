@@ -12,7 +12,7 @@ import typer
 from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json, PrincipalName, complete_principal
+from rayq.cli.options import ClusterAddress, Json, PrincipalName, PrincipalOrAll
 from rayq.cli.values import duration_ms
 from rayq.client.admin.access import NewToken
 from rayq.errors import InvalidRequestError
@@ -134,12 +134,7 @@ def revoke(
 
 
 def list_tokens(
-    principal: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PRINCIPAL]", autocompletion=complete_principal, show_default="all"
-        ),
-    ] = None,
+    principal: PrincipalOrAll = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:

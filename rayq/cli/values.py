@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from types import UnionType
@@ -60,6 +61,13 @@ PARTITIONS_MAX = 100_000
 
 class WrongUseError(InvalidRequestError):
     """An argument that can never be right, whatever the cluster holds."""
+
+
+def did_you_mean(word: str, known: Sequence[str], otherwise: str) -> str:
+    """The end of an error about a word that is none of the known ones: the nearest of them, or
+    `otherwise` where none is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 def is_number(text: str | bytes) -> bool:
