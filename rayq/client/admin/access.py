@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, WAIT_MS, AdminMethods, Call
 from rayq.client.arguments import shown
 from rayq.client.client import Client
 from rayq.client.timeouts import TIMEOUT_S_MAX, takes_timeout
@@ -25,17 +25,13 @@ from rayq.messages import (
     ACLS_AT_ONCE_MAX,
     Change,
     CheckAcl,
-    CheckAclResponse,
-    ConfirmMetadata,
     CreateAcls,
     CreatePrincipal,
     CreateToken,
     DeleteAcls,
     DeletePrincipal,
     DescribeAcls,
-    DescribeAclsResponse,
     DescribePrincipals,
-    DescribePrincipalsResponse,
     Metadata,
     MetadataResponse,
     PrincipalMetadata,
@@ -61,8 +57,6 @@ StructT = TypeVar("StructT", Acl, AclFilter)
 OVERLAP_S = 86_400.0
 """Default of the time for which the tokens before a rotation stay valid."""
 TOKEN_ID_BYTES = 6
-WAIT_MS = 1_000
-"""Time that a broker may take until it has heard of what this client knows already."""
 
 
 class NewToken(HasSecret, frozen=True):
@@ -226,10 +220,7 @@ class AccessAdmin(AdminMethods):
         """Adds ACLs; those that exist stay. They hold on every server within a second. Up to 1,000
         are added together or not at all, more of them in steps of 1,000. Raises
         UnknownPrincipalError, PrincipalLimitError, InvalidRequestError, AuthorizationError."""
-        given, call = _acls(acls), Call(self._client, timeout_s)
-        for first in range(0, len(given), ACLS_AT_ONCE_MAX):
-            some = given[first : first + ACLS_AT_ONCE_MAX]
-            await _change(call, CreateAcls(some))
+        await _change_acls(Call(self._client, timeout_s), CreateAcls, _acls(acls))
 
     @takes_timeout
     async def delete_acls(
@@ -237,10 +228,7 @@ class AccessAdmin(AdminMethods):
     ) -> None:
         """Removes exactly these ACLs, such as those that `list_acls` has found; what does not exist
         is passed over. Without any ACL a principal may do nothing. Raises as `create_acls` does."""
-        given, call = _acls(acls), Call(self._client, timeout_s)
-        for first in range(0, len(given), ACLS_AT_ONCE_MAX):
-            some = given[first : first + ACLS_AT_ONCE_MAX]
-            await _change(call, DeleteAcls(some))
+        await _change_acls(Call(self._client, timeout_s), DeleteAcls, _acls(acls))
 
     @takes_timeout
     async def list_acls(
@@ -293,22 +281,18 @@ class AccessAdmin(AdminMethods):
         if not isinstance(host, str) or not host:
             raise InvalidRequestError(f"host is an address, or {ANY!r}, not {shown(host)}.")
         acl = _acls(Acl(_name(principal), "allow", operation, resource_type, name))[0]
-        await _confirm(call)
-        metadata = self._client.metadata
-        answer: CheckAclResponse = await self._client.ask_any(
+        await call.confirm_metadata()
+        answer = await call.ask_metadata(
             CheckAcl(
                 acl.principal,
                 acl.operation,
                 acl.resource_type,
                 acl.name,
                 host,
-                metadata.oldest_acceptable,
+                self._client.metadata.oldest_acceptable,
                 WAIT_MS,
-            ),
-            timeout_s=call.left_s,
-            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+            )
         )
-        metadata.require(answer.version)
         return AclVerdict(answer.is_allowed, answer.acl)
 
 
@@ -333,6 +317,13 @@ async def _change(call: Call, request: Change) -> None:
             raise outcome
 
 
+async def _change_acls(
+    call: Call, kind: type[CreateAcls] | type[DeleteAcls], acls: list[Acl]
+) -> None:
+    for first in range(0, len(acls), ACLS_AT_ONCE_MAX):
+        await _change(call, kind(acls[first : first + ACLS_AT_ONCE_MAX]))
+
+
 async def _get(call: Call, name: str) -> PrincipalMetadata:
     """Finds a principal. Raises UnknownPrincipalError."""
     found = await _find(call, name)
@@ -346,13 +337,8 @@ async def _find(call: Call, name: str) -> PrincipalMetadata | None:
     return found[0] if found else None
 
 
-async def _confirm(call: Call) -> None:
-    """Has further questions see all that was committed before this was called."""
-    await call.client.change(ConfirmMetadata(), timeout_s=call.left_s)
-
-
 async def _describe(call: Call, names: list[str] | None) -> list[PrincipalMetadata]:
-    await _confirm(call)
+    await call.confirm_metadata()
     return await _describe_known(call, names)
 
 
@@ -365,14 +351,9 @@ async def principals_known(client: Client, *, timeout_s: float) -> list[Principa
 async def _describe_known(call: Call, names: list[str] | None) -> list[PrincipalMetadata]:
     principals: list[PrincipalMetadata] = []
     after: str | None = ""
-    metadata = call.client.metadata
     while after is not None:
-        answer: DescribePrincipalsResponse = await call.client.ask_any(
-            DescribePrincipals(names, metadata.oldest_acceptable, WAIT_MS, after),
-            timeout_s=call.left_s,
-            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
-        )
-        metadata.require(answer.version)
+        version_min = call.client.metadata.oldest_acceptable
+        answer = await call.ask_metadata(DescribePrincipals(names, version_min, WAIT_MS, after))
         principals += answer.principals
         check_advances(after, answer.next_after, "the cluster's principals")
         after = answer.next_after
@@ -380,17 +361,12 @@ async def _describe_known(call: Call, names: list[str] | None) -> list[Principal
 
 
 async def _list_acls(call: Call, wanted: AclFilter) -> list[Acl]:
-    await _confirm(call)
+    await call.confirm_metadata()
     acls: list[Acl] = []
     after: Acl | None = None
-    metadata = call.client.metadata
     while True:
-        answer: DescribeAclsResponse = await call.client.ask_any(
-            DescribeAcls(wanted, metadata.oldest_acceptable, WAIT_MS, after),
-            timeout_s=call.left_s,
-            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
-        )
-        metadata.require(answer.version)
+        version_min = call.client.metadata.oldest_acceptable
+        answer = await call.ask_metadata(DescribeAcls(wanted, version_min, WAIT_MS, after))
         acls += answer.acls
         if answer.next_after is None:
             return acls

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from rayq.client.client import Client
 from rayq.client.leader_requests import LEADER_PATIENCE_S
 from rayq.client.timeouts import time_left_s
-from rayq.messages import Request, ResponseT
+from rayq.messages import (
+    CheckAclResponse,
+    ConfirmMetadata,
+    DescribeAclsResponse,
+    DescribePrincipalsResponse,
+    DescribeQueuesResponse,
+    DescribeQuotasResponse,
+    Request,
+    ResponseT,
+)
 
 Fields = TypeVarTuple("Fields")
+MetadataAnswerT = TypeVar(
+    "MetadataAnswerT",
+    bound=CheckAclResponse
+    | DescribeAclsResponse
+    | DescribePrincipalsResponse
+    | DescribeQueuesResponse
+    | DescribeQuotasResponse,
+)
 
 ADMIN_TIMEOUT_S = 30.0
 """Default of every call's `timeout_s`."""
 ATTEMPT_TIMEOUT_S = 10.0
 """Timeout of one request to the leader of a partition."""
+WAIT_MS = 1_000
+"""Time that a broker may take until it has heard of what this client knows already."""
 
 
 class AdminMethods:
@@ -37,6 +56,23 @@ class Call:
     def left_s(self) -> float:
         """The seconds that are left. Raises TimeoutError once they are over."""
         return time_left_s(self.client.now, self.deadline)
+
+    async def confirm_metadata(self) -> None:
+        """Has further questions see all that was committed before this was called."""
+        await self.client.change(ConfirmMetadata(), timeout_s=self.left_s)
+
+    async def ask_metadata(self, request: Request[MetadataAnswerT]) -> MetadataAnswerT:
+        """Returns what some broker's metadata say. What this client knows never goes back: a broker
+        that has just started knows old metadata, and would deny what the client has already
+        seen."""
+        metadata = self.client.metadata
+        answer: MetadataAnswerT = await self.client.ask_any(
+            request,
+            timeout_s=self.left_s,
+            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+        )
+        metadata.require(answer.version)
+        return answer
 
     async def ask_leader(
         self,

@@ -31,7 +31,6 @@ from rayq.messages import (
     DescribeQueue,
     DescribeQueueResponse,
     DescribeQueues,
-    DescribeQueuesResponse,
     ListQueueRecords,
     MoveQueueRecords,
     PurgeQueue,
@@ -289,20 +288,14 @@ async def _list_queues(
     queues: list[QueueMetadata] = []
     denied: dict[str, str] = {}
     after: str | None = ""
-    metadata = call.client.metadata
     while after is not None:
-        # As with topics it never goes back: a broker that has just started knows old metadata,
-        # and would deny a queue that this client has already seen.
-        answer: DescribeQueuesResponse = await call.client.ask_any(
+        answer = await call.ask_metadata(
             DescribeQueues(
                 names=None if names is None else list(names),
-                version_min=metadata.oldest_acceptable,
+                version_min=call.client.metadata.oldest_acceptable,
                 after=after,
-            ),
-            timeout_s=call.left_s,
-            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
+            )
         )
-        metadata.require(answer.version)
         queues += answer.queues
         denied |= answer.denied
         check_advances(after, answer.next_after, "the cluster's queues")

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast, get_args
 
-from rayq.client.admin.base import ADMIN_TIMEOUT_S, AdminMethods, Call
+from rayq.client.admin.base import ADMIN_TIMEOUT_S, WAIT_MS, AdminMethods, Call
 from rayq.client.arguments import shown
 from rayq.client.timeouts import takes_timeout
 from rayq.errors import InvalidRequestError
-from rayq.messages import (
-    ConfirmMetadata,
-    DescribeQuotas,
-    DescribeQuotasResponse,
-    Quota,
-    RemoveQuota,
-    SetQuota,
-)
+from rayq.messages import DescribeQuotas, Quota, RemoveQuota, SetQuota
 from rayq.messages.acls import QuotaName
 
 NUMBER_MAX = 1e300
-WAIT_MS = 1_000
-"""Time that a broker may take until it has heard of what this client knows already."""
 
 
 class QuotaAdmin(AdminMethods):
@@ -85,15 +76,10 @@ class QuotaAdmin(AdminMethods):
     async def list_quotas(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[Quota]:
         """All quotas: first the default, then those of principals by name, each followed by those
         of its client ids. Raises AuthorizationError."""
-        call, metadata = Call(self._client, timeout_s), self._client.metadata
-        await self._client.change(ConfirmMetadata(), timeout_s=call.left_s)
-        answer: DescribeQuotasResponse = await self._client.ask_any(
-            DescribeQuotas(metadata.oldest_acceptable, WAIT_MS),
-            timeout_s=call.left_s,
-            accept=lambda answer: answer.version >= metadata.oldest_acceptable,
-        )
-        metadata.require(answer.version)
-        return answer.quotas
+        call = Call(self._client, timeout_s)
+        await call.confirm_metadata()
+        version_min = self._client.metadata.oldest_acceptable
+        return (await call.ask_metadata(DescribeQuotas(version_min, WAIT_MS))).quotas
 
 
 def _text(what: str, given: object) -> str | None:
