@@ -111,12 +111,9 @@ class _Guest:
         metadata: RecordMetadata | None,
         error: BaseException | None,
     ) -> None:
+        self._recorder.outcome(name, number, metadata, error)
         if metadata is not None:
-            self._recorder.delivered(name, number, metadata)
             self.answers.note(sent_s)
-        else:
-            assert error is not None
-            self._recorder.not_delivered(name, number, error)
 
     def _read(self, cluster: Cluster, name: str, lasts: Callable[[], bool]) -> None:
         with cluster.consumer(auto_offset_reset="latest") as consumer:

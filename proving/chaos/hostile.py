@@ -326,12 +326,10 @@ def _honest(spec: LoadSpec, pipe: Connection) -> None:
         metadata: RecordMetadata | None,
         error: BaseException | None,
     ) -> None:
+        recorder.outcome(name, number, metadata, error)
         if metadata is not None:
-            recorder.delivered(name, number, metadata)
             latencies.append((sent_s, time.monotonic()))
         else:
-            assert error is not None
-            recorder.not_delivered(name, number, error)
             problems.append(f"{name}: a record was not written: {error}")
 
     def produce(cluster: Cluster, name: str) -> None:

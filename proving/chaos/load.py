@@ -191,14 +191,11 @@ def run_producers(spec: LoadSpec, stop: threading.Event) -> Finished:
         metadata: RecordMetadata | None,
         error: BaseException | None,
     ) -> None:
-        if metadata is None:
-            assert error is not None
-            recorder.not_delivered(name, number, error)
-            return
-        recorder.delivered(name, number, metadata)
-        times = acknowledged[metadata.partition]
-        times.sent_s.append(sent_s)
-        times.acknowledged_s.append(time.monotonic())
+        recorder.outcome(name, number, metadata, error)
+        if metadata is not None:
+            times = acknowledged[metadata.partition]
+            times.sent_s.append(sent_s)
+            times.acknowledged_s.append(time.monotonic())
 
     def produce(cluster: Cluster, name: str, delivery_timeout_ms: int) -> None:
         rng = random.Random(f"{spec.seed}/{name}")

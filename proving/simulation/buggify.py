@@ -15,11 +15,11 @@ import contextvars
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.loop import Call
 from proving.simulation.owner import OWNER
+from proving.simulation.patches import applied
 from proving.simulation.process import ProcessThreads
 from rayq.actors import coordinator_log
 from rayq.actors.metadata import quorum
@@ -114,10 +114,7 @@ def options(points: frozenset[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def patched(points: frozenset[str]) -> Iterator[None]:
     """The constants of the code, while a seed runs."""
-    with contextlib.ExitStack() as stack:
-        for point in sorted(points):
-            for target, name, value in CONSTANTS.get(point, ()):
-                stack.enter_context(mock.patch.object(target, name, value))
+    with applied(patch for point in sorted(points) for patch in CONSTANTS.get(point, ())):
         yield
 
 

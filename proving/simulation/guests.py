@@ -135,14 +135,11 @@ class Guest:
         metadata: RecordMetadata | None,
         error: BaseException | None,
     ) -> None:
+        self._recorder.outcome(name, number, metadata, error)
         if metadata is not None:
-            self._recorder.delivered(name, number, metadata)
             self._acknowledged()
-        else:
-            assert error is not None
-            self._recorder.not_delivered(name, number, error)
-            if self._rng.random() < GIVES_UP_SHARE:
-                is_over.set()
+        elif self._rng.random() < GIVES_UP_SHARE:
+            is_over.set()
 
     async def _read(
         self, name: str, client: Client, lasts: Callable[[], bool], is_over: asyncio.Event

@@ -25,11 +25,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import msgspec
 
 from proving.simulation.owner import OWNER
+from proving.simulation.patches import applied
 from proving.simulation.server_view import (
     ServerStream,
     peers_of,
@@ -180,10 +180,9 @@ class AccessJudge:
             (ServerHandshake, "accept", self._around_accept),
             (Access, "update", self._around_update),
         )
-        with contextlib.ExitStack() as stack:
-            for owner, method, around in wrappers:
-                wrapper = around(getattr(owner, method))
-                stack.enter_context(mock.patch.object(owner, method, wrapper))
+        with applied(
+            (owner, method, around(getattr(owner, method))) for owner, method, around in wrappers
+        ):
             yield
 
     def _around_update(self, update: Any) -> Any:

@@ -39,7 +39,7 @@ from rayq.messages import (
     DescribeQueueResponse,
     DescribeQueues,
 )
-from rayq.records import RecordMetadata, TopicPartition
+from rayq.records import TopicPartition
 from rayq.storage.log import Log
 from rayq.testing.checker import Recorder
 
@@ -175,16 +175,6 @@ class LooseQueue:
         recorder.opened(name)
         producer = new_producer(client, rng)
         count = 0
-
-        def note(
-            number: int, metadata: RecordMetadata | None, error: BaseException | None
-        ) -> None:
-            if metadata is not None:
-                recorder.delivered(name, number, metadata)
-            else:
-                assert error is not None
-                recorder.not_delivered(name, number, error)
-
         while is_on():
             for _ in range(rng.randint(1, ROUND_RECORDS_MAX)):
                 count += 1
@@ -195,7 +185,7 @@ class LooseQueue:
                 except RayqError as error:
                     recorder.not_delivered(name, number, error)
                 else:
-                    future.call_on_delivery(partial(note, number))
+                    future.call_on_delivery(partial(recorder.outcome, name, number))
             await asyncio.sleep(rng.uniform(0, 2 * ROUND_S))
         with contextlib.suppress(DeliveryError):
             await producer.close()

@@ -27,8 +27,8 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
+from proving.simulation.patches import applied
 from proving.simulation.server_view import (
     directory_of_metadata,
     disk_of_metadata,
@@ -167,10 +167,9 @@ class MetadataJudge:
             (MetadataAnswers, "_page", self._around_page),
             (MetadataAnswers, "queues", self._around_queues),
         )
-        with contextlib.ExitStack() as stack:
-            for owner, method, around in wrappers:
-                wrapper = around(getattr(owner, method))
-                stack.enter_context(mock.patch.object(owner, method, wrapper))
+        with applied(
+            (owner, method, around(getattr(owner, method))) for owner, method, around in wrappers
+        ):
             self._is_judging = True
             yield
 

@@ -22,7 +22,8 @@ import proving.simulation.mutations_sharing  # registers its bugs
 import proving.simulation.mutations_tiered  # registers its bugs
 import proving.simulation.mutations_transactions  # registers its bugs
 import proving.simulation.mutations_trimming  # noqa: F401 - and of what removes records
-from proving.simulation.planting import MUTATIONS, Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import MUTATIONS, plants
 from rayq import messages
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper

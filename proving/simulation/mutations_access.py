@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from proving.simulation.server_view import ServerStream
 from rayq.actors.access import Access
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator

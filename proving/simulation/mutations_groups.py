@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
 from rayq.actors.replica import compactor

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.core.cluster import election, reassignment
 from rayq.core.partition.state import PartitionState

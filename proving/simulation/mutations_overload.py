@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq import messages
 from rayq.actors.controller.controller import Controller
 from rayq.actors.listening_clock import ListeningClock

@@ -6,7 +6,8 @@ import contextlib
 from typing import Any
 from unittest import mock
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq.actors.queues import scanner, waiting
 from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.numbered_moves import MoveTargets, NumberedMoves

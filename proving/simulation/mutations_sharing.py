@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq import messages
 from rayq.wire.connection import Connection
 

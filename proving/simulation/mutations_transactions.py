@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from proving.simulation import atomic_jobs
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq import messages
 from rayq.actors import coordinator_log
 from rayq.actors.coordinator_log import CoordinatorLog

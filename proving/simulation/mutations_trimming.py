@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proving.simulation.planting import Patch, plants
+from proving.simulation.patches import Patch
+from proving.simulation.planting import plants
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.core.partition.state import PartitionState
 from rayq.storage.log import Log

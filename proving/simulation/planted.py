@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from unittest import mock
 
 from proving.simulation.mutations import MUTATIONS
+from proving.simulation.patches import applied
 
 
 @contextlib.contextmanager
 def planted(name: str) -> Iterator[None]:
     """Plants a bug for the length of a `with` block."""
-    with contextlib.ExitStack() as stack:
-        for target, attribute, instead in MUTATIONS[name].patches():
-            stack.enter_context(mock.patch.object(target, attribute, instead))
+    with applied(MUTATIONS[name].patches()):
         yield
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Patch = tuple[object, str, object]
-"""`(object, attribute, the value that replaces it)`"""
+from proving.simulation.patches import Patch
 
 
 @dataclass(frozen=True)

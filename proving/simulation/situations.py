@@ -14,8 +14,8 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
-from unittest import mock
 
+from proving.simulation.patches import applied
 from rayq import messages
 from rayq.actors.coordinator_log import CoordinatorLog
 from rayq.actors.groups.group_coordinator import GroupCoordinator
@@ -130,10 +130,10 @@ def _note(name: str, when: bool = True) -> None:
 def watched() -> Iterator[Counter[str]]:
     """Counts situations within the block, from zero."""
     reached.clear()
-    with contextlib.ExitStack() as stack:
-        for owner, method, probe in _probes:
-            instead = _probed(inspect.getattr_static(owner, method), probe)
-            stack.enter_context(mock.patch.object(owner, method, instead))
+    with applied(
+        (owner, method, _probed(inspect.getattr_static(owner, method), probe))
+        for owner, method, probe in _probes
+    ):
         yield reached
 
 

@@ -362,10 +362,7 @@ class Workload:
     ) -> None:
         if metadata is not None:
             self.acknowledged_by[name] += 1
-            self.recorder.delivered(name, number, metadata)
-        else:
-            assert error is not None
-            self.recorder.not_delivered(name, number, error)
+        self.recorder.outcome(name, number, metadata, error)
 
     async def _consume(self, name: str, process: Process, rng: random.Random) -> None:
         client = self._client(process)

@@ -19,7 +19,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.disk import SYNC_S
@@ -37,6 +36,7 @@ from proving.simulation.invariants_tiered import TieredInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.object_store import ProcessObjectStore
 from proving.simulation.owner import Owner
+from proving.simulation.patches import applied
 from proving.simulation.principals import Rights, may
 from proving.simulation.process import Process
 from proving.simulation.server_view import open_log_of, role_of
@@ -170,9 +170,7 @@ class RemoteStorage(Workload):
     @contextlib.contextmanager
     def conditions(cls, seed: int) -> Iterator[None]:
         """Objects, pages and the parts of objects are as small as segments are."""
-        with contextlib.ExitStack() as stack:
-            for target, name, value in SMALL:
-                stack.enter_context(mock.patch.object(target, name, value))
+        with applied(SMALL):
             yield
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:

@@ -85,6 +85,20 @@ class Recorder:
         outcome: Literal["failed", "unknown"] = "unknown" if is_unknown else "failed"
         self._note(Sent(producer, number, outcome, error=f"{type(error).__name__}: {error}"))
 
+    def outcome(
+        self,
+        producer: str,
+        number: int,
+        metadata: RecordMetadata | None,
+        error: BaseException | None,
+    ) -> None:
+        """Notes what a delivery callback was called with: one of the last two is not None."""
+        if metadata is not None:
+            self.delivered(producer, number, metadata)
+        else:
+            assert error is not None
+            self.not_delivered(producer, number, error)
+
     def assigned(
         self, consumer: str, topic: str, partition: int, *, reads_all: bool = False
     ) -> None:
