@@ -84,10 +84,10 @@ class Lives:
             await asyncio.sleep(rng.uniform(0.5, 8.0))
             process.resume()
         elif what == "cut":
-            one, others = [process.host], self._cluster.hosts
-            world.network.cut(one, others, both_ways=rng.random() < 0.7)
+            cut_off, others = [process.host], self._cluster.hosts
+            world.network.cut(cut_off, others, both_ways=rng.random() < 0.7)
             await asyncio.sleep(rng.uniform(0.5, 8.0))
-            world.network.heal(one, others)
+            world.network.heal(cut_off, others)
 
     def _lost_connection(self, owner: Owner) -> None:
         name = self._names.get(owner)

@@ -70,5 +70,5 @@ class FolderClaims:
                 f"written nor deleted: `rayq topic restore` takes them over by the mark {mark}, "
                 f"and beside the other cluster's own there are the marks {names} now."
             )
-        fresh = {one: at_s for one, at_s in self._seen_s.items() if now_s - at_s < CLAIM_S}
+        fresh = {seen_id: at_s for seen_id, at_s in self._seen_s.items() if now_s - at_s < CLAIM_S}
         self._seen_s = {**fresh, cluster_id: now_s}
