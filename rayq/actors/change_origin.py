@@ -11,8 +11,8 @@ from rayq.wire.peer import Peer
 def with_origin(
     peer: Peer, request: messages.AnyRequest, state: ClusterState
 ) -> messages.AnyRequest:
-    """A client's request with whoever sent it; what a server asks for itself as it is. A cluster
-    whose only client is the superuser knows no envelopes, up to its first principal."""
+    """Wraps a client's request with the client that sent it. A request of a server itself stays as
+    it is, and so does every request until the cluster has its first principal."""
     if peer.role != "client":
         return request
     if peer.principal is None:

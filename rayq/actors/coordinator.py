@@ -111,8 +111,8 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
     async def handle(
         self, peer: Peer, request: messages.AnyRequest, payload: memoryview = NO_PAYLOAD
     ) -> Result:
-        """Answers a request, once everything that the answer or the refusal is based on is
-        committed; without what the peer may not describe."""
+        """Answers a request without what the peer may not describe, once everything that the answer
+        or the refusal is based on is committed."""
         answer = await self._handle(peer, request, payload)
         view = self._access.view(peer)
         return answer if view is None else self._shown(view, answer)

@@ -1,7 +1,7 @@
 """The quotas that a server process enforces: the accounts of its clients, and those that wait.
 
-An account is a bucket of one second that may go into debt. Work is charged when it is known, and
-who is in debt waits: a client that was told does so by itself, the requests of others wait here,
+An account is a bucket of one second that may go into debt. Work is charged when it is known, and a
+client in debt waits: one that was told does so by itself, and the requests of others wait here,
 first come, first served. Most rates hold in the whole cluster, and this process has a share of
 them: see `rayq.core.access.quota_shares`.
 """
@@ -117,8 +117,8 @@ class Account:
             self._schedule()
 
     def wait(self, debt_max_s: float, units: float, go: Go) -> Place:
-        """Calls `go()` when the debt is not higher than that; it has taken the units then. Returns
-        the place in the line, which whoever stops waiting has to `leave`: others come sooner then,
+        """Calls `go()` once the debt is at most `debt_max_s`; the units are taken then. Returns the
+        place in the line. A caller that stops waiting has to `leave` it: others come sooner then,
         and nobody is charged."""
         place = Place(debt_max_s, units, go)
         self._waiting[place] = None
@@ -139,7 +139,7 @@ class Account:
         return next(iter(self._waiting))
 
     def end(self) -> None:
-        """The limit holds no more: nobody waits for it any longer."""
+        """Ends the limit: nobody waits for it any longer."""
         self._stop_timer()
         waiting, self._waiting = self._waiting, OrderedDict()
         for place in waiting:
@@ -320,7 +320,7 @@ class ClientThrottle:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def go() -> None:
-            if granted.done():  # Whoever waited is gone.
+            if granted.done():  # The handler has stopped waiting.
                 account.use(-units)
             else:
                 granted.set_result(None)
@@ -493,7 +493,7 @@ class Quotas:
         return other is not None and other.key == limit.key
 
     def disconnect(self, client: ClientThrottle) -> None:
-        """A connection has ended."""
+        """Takes note that a connection has ended."""
         if self._clients.pop(client, self) is self:
             return
         who = client.principal, client.client_id

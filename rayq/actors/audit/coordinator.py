@@ -1,9 +1,10 @@
 """The coordinator of the audit, beside the leader of `__audit`: the only writer of its lines.
 
-Servers send it what they note (`AuditTrail`). The changes of the metadata it asks of this node's
-broker, whose metadata log keeps them with who asked for them: so none is lost while `__audit`
-cannot be written, and each is one line. The key of each record is the time and number of the last
-change in the log. A new leader reads the last record, and continues with the next change.
+Servers send it what they note (`AuditTrail`). It asks this node's broker for the changes of the
+metadata. The metadata log keeps each change with the client that asked for it: so none is lost
+while `__audit` cannot be written, and each is one line. The key of each record is the time and
+number of the last change in the log. A new leader reads the last record, and continues with the
+next change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A server process's part of the audit: it notes who was denied, logged in or failed to, and sends
 the lines to the coordinator of `__audit`.
 
-Whatever becomes of the lines, no request waits for them. They wait in a bounded buffer while
-`__audit` cannot be written, and those beyond are counted and logged. What waits in a process that
-dies is lost; changes of the metadata are not among them (`AuditCoordinator`).
+No request waits for the lines. They wait in a bounded buffer while `__audit` cannot be written;
+lines that do not fit are counted and logged. Lines that wait in a process that dies are lost;
+changes of the metadata are not among them (`AuditCoordinator`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEND_INTERVAL_S = 1.0
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 UNKNOWN = "(unknown)"
-"""Principal of all failed logins by names that nobody has: anybody can draw many."""
+"""Principal of all failed logins by names that nobody has: anybody can make up many."""
 _TOKEN = re.compile(r"rayq2?-.{40,}")
 """A token that somebody gave as a name."""
 
@@ -58,15 +58,15 @@ class AuditTrail(Audit):
     # --- events -----------------------------------------------------------------------------
 
     def denied(self, peer: Peer, request: type[messages.AnyRequest], error: RayqError) -> None:
-        """A request was refused for lack of a right. Its error names what it needs."""
+        """Notes a request that was refused for lack of a right. Its error names the right."""
         self._note("denied", peer, request=request.__name__, what=error.message)
 
     def login(self, peer: Peer) -> None:
-        """A client has proven a token, or a server acts for a principal."""
+        """Notes a client that has proven a token, or a server that acts for a principal."""
         self._note("login", peer)
 
     def failed_login(self, host: str, claimed: str) -> None:
-        """Somebody claimed to be a principal, and did not prove it."""
+        """Notes that somebody claimed to be a principal, and did not prove it."""
         known = self._principals()
         if not known:
             return
@@ -85,13 +85,13 @@ class AuditTrail(Audit):
         )
 
     def urls(self, peer: Peer, where: str, *, objects: int, size: int, expires_ms: int) -> None:
-        """A client got URLs of objects of a partition, of `size` bytes together, which end at
-        `expires_ms`."""
+        """Notes that a client got URLs of objects of a partition, of `size` bytes together, which
+        end at `expires_ms`."""
         what = f"objects of {where}, by URLs that end at {expires_ms}"
         self._note("urls", peer, what=what, objects=objects, size=size)
 
     def redrive(self, peer: Peer, what: str, *, records: int) -> None:
-        """A client had records of a queue moved or discarded."""
+        """Notes that a client had records of a queue moved or discarded."""
         self._note("redrive", peer, what=what, objects=records)
 
     def _note(

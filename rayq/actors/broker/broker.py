@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
 ASKED_MAX = 64
-"""Maximum number of answers to heartbeats that wait for the metadata to catch up, the last ones."""
+"""Maximum number of answers to heartbeats, the newest ones, that wait for the metadata to catch
+up."""
 FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
 BYTES_PER_PROCESS = 100 * MIB
@@ -304,9 +305,9 @@ class Broker:
         self.quotas.replace(self.metadata.state.quotas)
 
     def _note_current(self) -> None:
-        """Takes note since when the metadata here are current: since this broker asked the
-        controller, once it has applied what the controller had then. What a controller sends by
-        itself does not tell: it may have been on its way for long."""
+        """Notes the time from which on the metadata here are current: that at which this broker
+        asked the controller, once it has applied what the controller had then. A push of the
+        controller does not tell: it may have been on its way for long."""
         version = self.metadata.version
         for index, asked_s in self._asked:
             if index <= version:
@@ -497,7 +498,8 @@ class Broker:
     async def _forward(self, peer: Peer, request: messages.AnyRequest) -> messages.Response:
         """Forwards a change to the controller. Only requests of clients and of this node's own
         replica processes are forwarded, so that two brokers that take each other for the controller
-        cannot forward in circles. What a client asks for says so: the controller checks it again.
+        cannot forward in circles. A request of a client names the client: the controller checks its
+        rights again.
         """
         is_ours = peer.role == "client" or peer.broker == self._directory.meta.broker
         if self.controller_host.controller is None and not is_ours:

@@ -193,7 +193,7 @@ class ReplicaSupervisor:
             self.wake()
 
     def tell_all(self) -> None:
-        """Has each process told of what is not about its replicas."""
+        """Has each process told the news that is not about its replicas."""
         for host in self._hosts:
             host.changed.notify()
 

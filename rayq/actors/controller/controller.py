@@ -205,7 +205,7 @@ class Controller:
         self, request: messages.AnyRequest, forward: messages.Forward | None
     ) -> messages.Response:
         """Decides on a request and appends the records. Of a change that is repeated it appends
-        nothing. What waited for its turn is checked here, on the state that decides."""
+        nothing. A request that waited for its turn is checked here, on the state that decides."""
         if forward is not None:
             now_ms = self._environment.clock.wall_ms()
             access_changes.check_forwarded(self.state, forward, request, now_ms)

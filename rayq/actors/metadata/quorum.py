@@ -80,8 +80,8 @@ class _Peer:
     step_back: int = 1
     sent_commit_index: int = -1
     snapshot: Snapshot | None = None
-    """The snapshot that is being sent in parts. It stays this one though there may be a newer one
-    meanwhile: with that the broker would begin again, each time."""
+    """The snapshot that is being sent in parts. A newer snapshot does not replace it: the broker
+    would have to begin again each time."""
     snapshot_position: int = 0
     takes_parts: bool = True
     """False for a broker of an older rayq, which knows no parts."""

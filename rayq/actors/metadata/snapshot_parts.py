@@ -1,7 +1,7 @@
 """A snapshot of the metadata on its way, in parts.
 
-At 100,000 partitions it has 73 MB: more than a message should have, and than is sent in the time
-that an answer may take.
+At 100,000 partitions it has 73 MB: more than a message should have, and more than can be sent in
+the time that an answer may take.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ HELD_SHORT_S = 0.5
 
 
 CheckTarget = Callable[[str], None]
-"""Function that raises a RayqError unless whoever asked for a move may have records moved to this
-topic, now."""
+"""Function that raises a RayqError unless the client that asked for a move may now have records
+moved to this topic."""
 
 
 class _Aim(NamedTuple):

@@ -244,7 +244,7 @@ class MovedRecord(NamedTuple):
 
 Records = list[tuple[Dying, MovedRecord]]
 Refusal = Callable[[], str | None]
-"""Function that returns the reason that whoever asked for a move may not have it done (any more).
+"""Function that returns the reason that the client may not have a move done (any more).
 """
 
 
@@ -379,7 +379,7 @@ class NumberedMoves:
             if read_header(payload).body_crc != move.crc:
                 payload = None  # The source was truncated, or another rayq encodes otherwise.
         try:
-            # Whoever asked for it was allowed to when it was begun.
+            # The client was allowed to ask for it when it was begun.
             return await self._carry_out(move, payload, nobody_asked, is_new=False)
         except OutcomeUnknownError as error:
             logger.warning("%s: %s", self.where, error)

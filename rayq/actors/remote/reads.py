@@ -174,7 +174,7 @@ class RemoteReads:
     async def signed(
         self, ranges: Sequence[messages.RemoteRange], valid_ms: int
     ) -> list[messages.RemoteRange]:
-        """The same objects with URLs that are valid for so long from now on."""
+        """The same objects with URLs that are valid for `valid_ms` from now on."""
         answer, _ = await self._objects.ask(
             messages.SignObjects([found.name for found in ranges], valid_ms), timeout_s=WAIT_S
         )

@@ -1,8 +1,8 @@
 """The names behind the ids that clients send to a process of replicas.
 
 Topics and queues that the process hosts are in its assignments. A coordinator is also told of other
-topics by id, in commits for example: their names the broker knows. An id stands for one name
-forever, so what was once asked stays true.
+topics by id, in commits for example: the broker knows their names. An id stands for one name
+forever, so an answer stays true.
 """
 
 from __future__ import annotations

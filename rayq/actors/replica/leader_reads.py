@@ -350,9 +350,9 @@ class LeaderReads:
     async def _ranges(
         self, peer: Peer, remote: RemoteReads, request: messages.DescribeRemote
     ) -> list[messages.RemoteRange]:
-        """The objects of the request, with URLs if the client gets any. No server sees whether it
-        reads what is behind them, so all the bytes count as fetched when they are handed out; a
-        client whose quota is used up waits for the next ones."""
+        """The objects of the request, with URLs if the client gets any. No server sees whether the
+        client reads the objects, so all their bytes count as fetched when the URLs are handed out.
+        A client whose quota is used up waits for the next ones."""
         throttle = peer.throttle if self._url_validity_ms(peer, request) else None
         bytes_max: float | None = None
         if throttle is not None:
@@ -361,7 +361,7 @@ class LeaderReads:
         ranges = await remote.ranges(
             request.start, request.end, ranges_max=request.ranges_max, bytes_max=bytes_max
         )
-        # All this took its time, and the token lasts no longer for it.
+        # All this took time, and the token does not last longer.
         valid_ms = self._url_validity_ms(peer, request)
         if not (valid_ms and ranges):
             return ranges

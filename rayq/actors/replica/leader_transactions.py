@@ -333,9 +333,9 @@ class LeaderTransactions:
     async def seal_as(
         self, principal: str, request: messages.SealPartition
     ) -> messages.SealPartitionResponse:
-        """Seals for a named principal, which the coordinator has to know: seals of strangers would
-        make the partition join again and again."""
-        with contextlib.suppress(TransactionEndedError):  # It is sealed, or of no id.
+        """Seals for a named principal, once the coordinator has let it join: seals of strangers
+        would make the partition join again and again."""
+        with contextlib.suppress(TransactionEndedError):  # Sealed already, or without an id.
             await self._peers.join(
                 request.family,
                 request.epoch,
