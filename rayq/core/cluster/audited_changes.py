@@ -18,8 +18,8 @@ TOLD_LENGTH_MAX = 400
 
 
 def done_id(request_id: str, forward: messages.Forward | None) -> str:
-    """The id under which a request is remembered. Nobody has the answer to the request of another
-    principal by its id: the names of principals have no spaces."""
+    """The id under which a request is remembered. Names of principals have no spaces, so nobody
+    gets the answer to the request of another principal by its id."""
     if forward is None or forward.by is None:
         return request_id
     return f"{forward.by} {request_id}"

@@ -84,7 +84,7 @@ def remove_quota(
 def owned_records(
     state: ClusterState, forward: messages.Forward, records: Sequence[MetadataRecord]
 ) -> list[MetadataRecord]:
-    """The records of a decision for a principal, who owns the topics that it creates. Raises
+    """The records of a decision for a principal, which owns the topics that it creates. Raises
     QuotaLimitError where it, or another owner, would have more topics or partitions than its quotas
     allow."""
     owned: list[MetadataRecord] = []
@@ -132,7 +132,7 @@ def _check_count(
 
 
 def partitions_changed(state: ClusterState, request: messages.AnyRequest) -> int:
-    """The partitions that a request creates or deletes, by which it counts for
+    """Number of partitions that a request creates or deletes, which counts for
     `controller_mutation_rate`."""
     if isinstance(request, messages.CreateQueue):
         own = max(request.partitions or 0, 0)

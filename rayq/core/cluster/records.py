@@ -2,8 +2,8 @@
 
 Each is a msgpack array with its class name as tag. Fields may be appended with a default, never
 reordered or removed: a log outlives the software that wrote it. An older version passes over a
-further field, and gives up its session at a record that it does not know. So what takes a right
-away, a condition of an ACL say, is no further field but another record.
+further field, and gives up its session at a record that it does not know. So anything that takes a
+right away, such as a condition of an ACL, is another record and not a further field.
 """
 
 from __future__ import annotations
@@ -297,7 +297,8 @@ class PrincipalDeleted(MetadataRecord, frozen=True):
 
 
 class TokenCreated(MetadataRecord, frozen=True):
-    """A token of a principal, as servers know it. Again with the same id: it expires sooner."""
+    """A token of a principal, as servers know it. A second record of the same id has it expire
+    sooner."""
 
     principal: str
     token_id: str
@@ -346,8 +347,8 @@ class RequestDone(MetadataRecord, frozen=True):
     under the same id, because the answer was lost, it is done already."""
 
     request_id: str
-    """The id that the client drew, behind the principal's name and a space if it has one: nobody
-    repeats the request of another."""
+    """Id of the request: the name of the principal that sent it, if any, and a space, then the id
+    that the client drew. So nobody repeats the request of another."""
     change: AuditedChange | None = None
     """None: the audit does not tell it, or the cluster had no principals yet."""
 

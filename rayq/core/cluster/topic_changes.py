@@ -91,7 +91,8 @@ OWN_TOPIC_FIXED = {
 }
 """The keys of their config that cannot be changed."""
 _AUDIT_TOPIC_FREE = {"retention_ms", "retention_bytes"}
-"""Those that can be changed of the audit's: how long it is kept is for each company to say."""
+"""Configs of the audit's topic that can be changed: each company decides how long it keeps the
+audit."""
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

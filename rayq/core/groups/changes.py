@@ -276,8 +276,8 @@ def _remove(
 
 
 def follow_topics(state: GroupState, name: str, *, now_ms: int) -> list[Record]:
-    """Rebalances a group that reads a topic which appeared, grew or went, or whose members may read
-    others, since the state took other topics or another access."""
+    """Rebalances a group when a topic that it reads has appeared, grown or gone, or its members may
+    read other topics, since the state took other topics or another access."""
     if name not in state.groups or not state.groups[name].members:
         return []
     draft = GroupDraft(state, name, now_ms)

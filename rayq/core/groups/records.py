@@ -52,8 +52,8 @@ class MemberValue(msgspec.Struct, frozen=True):
 
     `target` is what the assignor gave it, `assigned` what it may own now, `revoking` what it may no
     longer own but has not given up yet. `member_epoch` changes with each change of `assigned`;
-    commits are also accepted under `previous_epoch`. Of a named principal's pattern `principal` and
-    `host` say whose it is: it matches what that principal may read from there.
+    commits are also accepted under `previous_epoch`. `principal` and `host` are those of a named
+    principal with a pattern, which matches the topics that it may read from there.
     """
 
     instance: str | None

@@ -1,11 +1,12 @@
-"""The validity of signed URLs: what a leader has handed out, nobody takes back."""
+"""The validity of signed URLs: nobody can take back a URL that a leader has handed out."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 VALID_MS_MAX = 15 * 60_000
-"""Maximum validity. Whoever loses the right to read a topic reads by such URLs for so long."""
+"""Maximum validity. A client that loses the right to read a topic can read by its URLs for this
+long."""
 VALID_MS_MIN = 1_000
 """URLs for a shorter time are of no use, and stores count in seconds."""
 
@@ -21,9 +22,9 @@ def url_validity_ms(
     token_expires_ms: int | None,
     now_ms: int,
 ) -> int:
-    """Returns the validity of the URLs that a client gets which may read the records, and has a
-    token that expires at `token_expires_ms` (None: never). `principal` None is a superuser. 0: it
-    gets none, and reads through leaders."""
+    """Returns the validity in milliseconds of the URLs for a client that may read the records, and
+    whose token expires at `token_expires_ms` (None: never). `principal` None is a superuser. 0: the
+    client gets no URLs, and reads through leaders."""
     if direct_reads == "none" or (direct_reads == "superuser" and principal is not None):
         return 0
     valid_ms = min(wanted_ms, VALID_MS_MAX)

@@ -29,7 +29,7 @@ class TransactionState:
         self.deadlines_s: dict[TransactionKey, float] = {}
         """Time at which each open transaction is aborted, on the monotonic clock."""
         self.throttled_until_s: dict[TransactionKey, float] = {}
-        """Time up to which a transaction has been prolonged since a quota is used up."""
+        """Time up to which a transaction has been prolonged because a quota is used up."""
         self.written: dict[TransactionKey, set[TopicIdPartition]] = {}
         """The participants that have their marker, of each transaction that has ended."""
         self.families: list[int] = []
