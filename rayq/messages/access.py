@@ -1,7 +1,8 @@
 """Requests about principals, their tokens and ACLs.
 
-A token never crosses the wire: whoever creates one draws it, and sends what proofs are checked
-with. Each principal may describe and alter itself, so it may rotate its own tokens.
+A token never crosses the wire: the client that creates it draws it, and sends only its verifiers,
+by which proofs are checked. Each principal may describe and alter itself, so it may rotate its own
+tokens.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class DeleteAcls(Change, frozen=True):
 
 
 class TokenMetadata(msgspec.Struct, array_like=True, frozen=True):
-    """A token, without what proofs are checked with."""
+    """A token, without its verifiers."""
 
     token_id: str
     created_ms: int
@@ -129,7 +130,7 @@ class TokenMetadata(msgspec.Struct, array_like=True, frozen=True):
 class PrincipalMetadata(msgspec.Struct, array_like=True, frozen=True):
     name: str
     salt: bytes
-    """No secret: whoever begins a handshake gets it."""
+    """Salt of its tokens. It is no secret: anybody who begins a handshake gets it."""
     created_ms: int
     tokens: list[TokenMetadata]
     """The oldest first; also those that have expired."""
@@ -229,9 +230,9 @@ FORWARDED_BYTES_MAX = 4 * 1024**2
 
 class Forward(ToController[ChangeResponse], frozen=True):
     """A broker forwards a request with the client that sent it. The controller checks a principal's
-    rights again, as the broker may know less, and the metadata log names whoever made a change. The
-    handler of that request answers it. (In a cluster without principals requests are forwarded as
-    they are.)"""
+    rights again, as the broker may know less, and the metadata log names who made a change. The
+    handler of the forwarded request answers. (In a cluster without principals requests are
+    forwarded as they are.)"""
 
     api: ClassVar[int] = 160
     answered_by: ClassVar[tuple[Answerer, ...]] = ()

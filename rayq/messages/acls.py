@@ -38,11 +38,11 @@ QuotaName = Literal[
     "max_topics",
     "max_partitions",
 ]
-"""Kafka's words where it has one. Rates are per second, in the whole cluster: bytes of produce
-requests and of fetch answers, created and deleted partitions, records taken from queues. For each
-server process hold `request_percentage`, the share of its time, and `connection_creation_rate` and
-`max_connections`, since each client needs a connection to each process. `max_topics` and
-`max_partitions` count what the principal has created."""
+"""Names of the quotas, Kafka's where it has one. Rates are per second, in the whole cluster: bytes
+of produce requests and of fetch answers, created and deleted partitions, records taken from queues.
+`request_percentage`, the share of a server process's time, holds for each process, and so do
+`connection_creation_rate` and `max_connections`, since each client needs a connection to each
+process. `max_topics` and `max_partitions` count what the principal has created."""
 
 ANY = "*"
 """Wildcard of an ACL: each named principal, each resource of a type (as a literal name), or each
@@ -88,7 +88,7 @@ class Acl(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AclFilter(msgspec.Struct, array_like=True, frozen=True):
-    """ACLs to look for (Kafka's AclBindingFilter). None: whatever it is."""
+    """A filter of ACLs (Kafka's AclBindingFilter). A field that is None passes every value."""
 
     principal: Name | None = None
     permission: PermissionType | None = None

@@ -35,7 +35,7 @@ class AuditedChange(msgspec.Struct, array_like=True, frozen=True):
     """Time by the controller's wall clock. No other change has the same, and later ones have
     later times, also where that clock is set back."""
     number: int
-    """The number of the change before, and 1: a gap shows that the audit lacks some."""
+    """One more than the number of the change before: a gap shows that the audit lacks changes."""
     request: str
     """The name of the request's class."""
     what: str
@@ -62,8 +62,9 @@ class ReadChanges(ToBroker[ReadChangesResponse], frozen=True):
 
 
 class AppendAudit(ToAuditCoordinator[Done], frozen=True):
-    """Lines of a server, as JSON. Of one kind and principal one line a second is written, and the
-    number of the others with the next. A line that is sent again may be there twice."""
+    """Lines of a server, as JSON. One line a second is written of each kind and principal, and the
+    next one has the number of those that were left out. A line that is sent again may be there
+    twice."""
 
     api: ClassVar[int] = 157
     lines: Annotated[

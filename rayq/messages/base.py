@@ -101,12 +101,12 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     """True if a client may send it for a partition of rayq's internal topics. Such an answer leaves
     out everything that would let one client act as another; the records themselves do not."""
     quotas: ClassVar[tuple[QuotaName, ...]] = ("request_percentage",)
-    """The quotas that may make it wait. (): it is never late by a quota, since it keeps a place, a
-    lock or a promise, or ends what others wait for."""
+    """The quotas that may make it wait. (): no quota delays it, since it keeps a place, a lock or a
+    promise, or ends what others wait for."""
     ends_with_connection: ClassVar[bool] = False
     """True if it only reads or waits: then the end of the connection cancels its work."""
     checked_when_answered: ClassVar[bool] = False
-    """True if it changes nothing that its sender has to know of, as is each one that
+    """True if it changes nothing that its sender has to know of, as with all that
     `ends_with_connection`. Then the rights of a principal are checked again when an answer comes
     later: they may have gone meanwhile."""
 

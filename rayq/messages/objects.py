@@ -167,7 +167,7 @@ class HeadObjects(ToObjectServer[HeadObjectsResponse], frozen=True):
 
 
 class SignObjectsResponse(Response, frozen=True):
-    """No text of it has a URL: that ends up in logs."""
+    """Its repr has no URL, since reprs end up in logs."""
 
     urls: list[str]
     """A URL for each object, which anybody may read by an HTTP GET with a range until it expires,
@@ -344,8 +344,8 @@ class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):
 
 
 class RemoteRange(msgspec.Struct, array_like=True, frozen=True):
-    """One object with records of a partition: all those of its offsets, in whole batches. No text
-    of it has the URL."""
+    """One object with records of a partition: all those of its offsets, in whole batches. Its repr
+    does not have the URL."""
 
     name: str
     start_offset: int

@@ -66,9 +66,9 @@ QuotaDemands = Annotated[list[QuotaDemand], msgspec.Meta(max_length=100_000)]
 
 
 class Throttled(Response, frozen=True):
-    """Tells a client to send no more of the requests that count for a quota (`Request.quotas`), for
-    so long. A server sends it at any time, as a frame of its own under `THROTTLED_API`, for all
-    requests of a connection; older clients pass over it."""
+    """Tells a client for how long to send no more requests that count for a quota
+    (`Request.quotas`). A server sends it at any time, as a frame of its own under `THROTTLED_API`,
+    for all requests of a connection; older clients pass over it."""
 
     quota: str
     throttle_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]

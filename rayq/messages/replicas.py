@@ -166,8 +166,8 @@ class PartitionAssignment(msgspec.Struct, array_like=True, frozen=True):
 class AttachReplicaHostResponse(Response, frozen=True):
     cluster_id: str
     session: int = 0
-    """A number for this presentation: heartbeats with it need not name replicas that are as this
-    request, or a heartbeat after it, said. 0: they must name all."""
+    """Number of this presentation: heartbeats with it may leave out replicas that have not changed
+    since this request, or since a heartbeat after it. 0: they must name all."""
 
 
 class AttachReplicaHost(ToBroker[AttachReplicaHostResponse], frozen=True):
@@ -228,12 +228,12 @@ class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
     """The digest of the access that the process knows."""
     has_all: bool = True
     """False: `replicas` has only those that changed since the process attached itself, or since its
-    last heartbeat. So what a heartbeat costs does not grow with the replicas of the process, as a
-    fetch session has it (KIP-227)."""
+    last heartbeat. So the cost of a heartbeat does not grow with the replicas of the process, as in
+    a fetch session (KIP-227)."""
     closed: Annotated[
         list[tuple[CheckedName, CheckedInt]], msgspec.Meta(max_length=HOSTED_MAX)
     ] = msgspec.field(default_factory=list)
-    """`(topic id, partition)` pairs that it has no longer, where `replicas` has not all."""
+    """`(topic id, partition)` pairs that it no longer has, where `replicas` does not have all."""
     session: Counter = 0
     """The number in the answer to its `AttachReplicaHost`. The broker refuses another one: that
     heartbeat came late, over an earlier connection. 0: it was told none."""

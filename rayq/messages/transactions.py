@@ -227,8 +227,8 @@ class AbortTransaction(ToTransactionCoordinator[Done], frozen=True):
     family: Family
     epoch: TransactionEpoch
     transactional_id: TransactionalId | None = None
-    """The id whose transaction it is: another's is not aborted, and whoever may alter this id may
-    ask. None: any, for whoever may alter the cluster."""
+    """Id that the transaction has to have: the transaction of another id is not aborted. A client
+    that may alter this id may ask. None: any id, for a client that may alter the cluster."""
 
 
 # --- between servers ----------------------------------------------------------------------------

@@ -58,8 +58,8 @@ class ReadMetadataLogResponse(Response, frozen=True):
     """Not None: the record of the first entry is the snapshot of all records up to this index."""
     is_last: bool
     snapshot_bytes: int | None = None
-    """Not None: that record is a part of the snapshot, which has this size, and there are no other
-    entries."""
+    """Size of the snapshot of which that record is a part; there are no other entries then. None:
+    it is no part of a snapshot."""
 
 
 class ReadMetadataLog(ToBroker[ReadMetadataLogResponse], frozen=True):
@@ -109,10 +109,11 @@ class InstallMetadataSnapshot(ToBroker[AppendMetadataResponse], frozen=True):
 class InstallMetadataSnapshotPartResponse(Response, frozen=True):
     directory_id: str
     received_bytes: int
-    """Size of what the broker has of this snapshot: the next part begins there. All of it: the
-    snapshot has replaced its log, on disk."""
+    """Number of bytes that the broker has of this snapshot: the next part begins there. If that is
+    the whole size, the snapshot has replaced its log, on disk."""
     last_index: int
-    """Up to here this log agrees with the controller's, on disk. 0 while parts are missing."""
+    """Index up to which this log agrees with the controller's, on disk. 0 while parts are
+    missing."""
 
 
 class InstallMetadataSnapshotPart(
