@@ -57,7 +57,7 @@ FAILED_MAX = 1000
 """Maximum number of addresses that did not answer which a client remembers: the latest ones."""
 
 _REFUSALS = (AuthenticationError, AuthorizationError)
-"""Errors of a server that has not looked whether a repeated change was made already."""
+"""Errors of a server that has not checked whether a repeated change was made already."""
 
 
 class BrokerClient:

@@ -16,7 +16,7 @@ from rayq.messages import (
 )
 
 DENIED_MAX = METADATA_TOPICS_MAX
-"""Maximum number of topics of which it is remembered that they are denied, the last ones."""
+"""Maximum number of denied topics that are remembered, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class MetadataCache:
         self.brokers: dict[int, BrokerEndpoint] = {}
         self.topics: dict[str, TopicMetadata] = {}
         self.denied: dict[str, str] = {}
-        """The topics, of those that are missing, that this client's principal may not describe,
-        whether they exist or not, each with the reason."""
+        """The missing topics that this client's principal may not describe, whether they exist or
+        not, each with the reason."""
         self._listeners: dict[Callable[[], None], None] = {}
 
     def add_listener(self, listener: Callable[[], None]) -> None:

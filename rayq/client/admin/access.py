@@ -1,8 +1,8 @@
 """Administration of principals, their tokens and ACLs.
 
-Each answer has all that was committed before it was asked for, whoever changed it and whichever
-broker answers: who has just taken a right away wants to see that it is gone. A change returns once
-the brokers know it; the processes of replicas hear of it from them a moment later.
+Each answer has all that was committed before it was asked for, by any client and through any
+broker: an operator who has just taken a right away wants to see that it is gone. A change returns
+once the brokers know it; the processes of replicas hear of it from them a moment later.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class AccessAdmin(AdminMethods):
         expires_in_s: float | None = None,
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> NewToken:
-        """Draws a token with which programs log in as a principal, and returns it: this once, since
-        nothing but keys to check it leaves this process. The principal's other tokens stay valid;
-        it may have 8.
+        """Draws a token with which programs log in as a principal, and returns it. Only keys to
+        check it leave this process, so nobody can look it up later. The principal's other tokens
+        stay valid; it may have 8.
 
         The token is refused from `expires_in_s` seconds on, by the servers' clocks; None: it does
         not expire. A principal may always create tokens for itself, unless an ACL denies it `alter`
@@ -274,7 +274,7 @@ class AccessAdmin(AdminMethods):
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> AclVerdict:
         """Returns whether the ACLs let a principal do an operation on a resource (which need not
-        exist), and the one that decides: the first that denies it, else the first that allows it.
+        exist), and the ACL that decides: the first that denies it, else the first that allows it.
         Rules for single hosts apply where `host` is such an address. Raises UnknownPrincipalError,
         InvalidRequestError, AuthorizationError."""
         call = Call(self._client, timeout_s)

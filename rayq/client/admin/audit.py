@@ -20,7 +20,7 @@ class AuditPage(NamedTuple):
     """A part of the audit."""
 
     lines: list[AuditLine]
-    """In the order in which they were written. A line that a server sent twice has the same
+    """Lines in the order in which they were written. A line that a server sent twice has the same
     `id`."""
     next_offset: int | None
     """Ask for this `offset` next. None: nothing has been audited yet."""
@@ -42,8 +42,8 @@ class AuditAdmin(AdminMethods):
     ) -> AuditPage:
         """Reads a page of the audit: the lines from Unix time `since_ms` on, or from an `offset` on
         that a page gave. It waits up to `wait_ms` for a first line. The audit begins with the first
-        principal, and has the last 30 days (`retention_ms` of `__audit`). One has to be allowed to
-        describe the cluster. Raises AuthorizationError."""
+        principal, and has the last 30 days (`retention_ms` of `__audit`). The caller needs the
+        right to describe the cluster. Raises AuthorizationError."""
         call = Call(self._client, timeout_s)
         wait_ms = max(0, min(wait_ms, int(call.left_s * 500), MILLISECONDS_MAX))
         try:

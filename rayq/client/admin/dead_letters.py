@@ -72,8 +72,8 @@ class DeadLetter(NamedTuple):
 
     @property
     def target(self) -> str | None:
-        """The topic to which a redrive without another one sends it: where its header says that it
-        came from. None: it does not say."""
+        """The topic to which a redrive sends it that names no topic: the one that its header says
+        it came from. None: the header does not say."""
         source = source_of(self.record.headers)
         return None if source is None else source[0]
 

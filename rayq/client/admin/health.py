@@ -45,8 +45,8 @@ UPLOAD_LATE_MS = HOUR_MS
 UNTAKEN_MS = 5 * 60_000
 """Time after which a record that is ready, while nobody takes any, is noted."""
 TOKEN_WARNING_MS = 7 * DAY_MS
-"""Time before the last token of a principal expires, and after it, in which that is a problem:
-later the principal counts as given up."""
+"""Time before and after the end of a principal's last token in which that end is a problem: later
+the principal counts as given up."""
 NAMED_MAX = 8
 """Maximum number of partitions that a problem names; the rest are counted."""
 

@@ -249,8 +249,8 @@ async def create_queue(call: Call, request: CreateQueue, *, exist_ok: bool) -> b
 
 
 async def _until_open(call: Call, name: str) -> None:
-    """Waits until the leader of each partition has started the queue: if `start` is "latest",
-    that is where it begins. Who may create the queue and not describe it does not wait."""
+    """Waits until the leader of each partition has started the queue: if `start` is "latest", that
+    is where it begins. A client that may create the queue but not describe it does not wait."""
     try:
         queue = await find_queue(call, name)
     except AuthorizationError:

@@ -31,16 +31,15 @@ class QuotaAdmin(AdminMethods):
         """Limits what a principal may use of the cluster, such as
         `set_quota("billing", producer_byte_rate=5_000_000)`. Limits that are not named stay as they
         are. With `client_id` it is about those of its clients alone. The principal None is the
-        default, which each principal has that has no such limit of its own. The most specific one
-        holds.
+        default, for each principal that has no such limit of its own. The most specific one holds.
 
         `producer_byte_rate`, `consumer_byte_rate` (bytes), `take_rate` (records from queues) and
         `controller_mutation_rate` (partitions created and deleted) are per second, in the whole
-        cluster. Who uses more has to wait: no request fails, and heartbeats, commits,
-        acknowledgements and ends of transactions never wait. For each server process hold
-        `request_percentage`, of its time, and `connection_creation_rate` and `max_connections`;
-        `max_topics` and `max_partitions` count what the principal has created. A topic or a
-        connection too many is a QuotaLimitError. 0 allows nothing at all.
+        cluster. A client that uses more has to wait: no request fails, and heartbeats, commits,
+        acknowledgements and ends of transactions never wait. `request_percentage` (of the
+        process's time), `connection_creation_rate` and `max_connections` hold for each server
+        process; `max_topics` and `max_partitions` count what the principal has created. A topic or
+        a connection too many is a QuotaLimitError. 0 allows nothing at all.
 
         Superusers have no quotas. Raises UnknownPrincipalError, InvalidRequestError,
         PrincipalLimitError, AuthorizationError.

@@ -313,8 +313,8 @@ async def until_ready(
     client: Client, name: str, partitions: int, *, timeout_s: float
 ) -> None:
     """Waits until every partition has a running leader and a full in-sync set, as long as there is
-    progress at least every `timeout_s`. Who may create the topic and not describe it does not
-    wait."""
+    progress at least every `timeout_s`. A client that may create the topic but not describe it does
+    not wait."""
     deadline = client.now + timeout_s
     version_min = progress = 0
     missing = ["no broker has told of it"]
