@@ -425,7 +425,7 @@ class ServerHandshake:
 
     @property
     def claimed(self) -> str:
-        """Name for people of whoever the other side says it is."""
+        """Name, for people, of what the other side says it is."""
         assert self.hello is not None
         return self.principal or (SUPERUSER if self.hello.role == "client" else "a server")
 

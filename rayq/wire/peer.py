@@ -18,20 +18,20 @@ class Audit(Protocol):
     """Takes note of what is told to the audit. It never waits, and never raises."""
 
     def denied(self, peer: Peer, request: type[AnyRequest], error: RayqError) -> None:
-        """A request was refused for lack of a right. Its error says which."""
+        """Notes a request that was refused for lack of a right. Its error says which."""
 
     def login(self, peer: Peer) -> None:
-        """A client has proven that it is a principal or the superuser."""
+        """Notes a client that has proven that it is a principal or the superuser."""
 
     def failed_login(self, host: str, claimed: str) -> None:
-        """Somebody did not prove to be the principal that was claimed."""
+        """Notes that somebody did not prove to be the principal that was claimed."""
 
     def urls(self, peer: Peer, where: str, *, objects: int, size: int, expires_ms: int) -> None:
-        """A client got URLs of objects of a partition, of `size` bytes together, which end at
-        `expires_ms`."""
+        """Notes that a client got URLs of objects of a partition, of `size` bytes together, which
+        end at `expires_ms`."""
 
     def redrive(self, peer: Peer, what: str, *, records: int) -> None:
-        """A client had records of a queue moved or discarded."""
+        """Notes that a client had records of a queue moved or discarded."""
 
 
 class NobodyAudits:
@@ -90,7 +90,7 @@ class Peer:
 
     @property
     def who(self) -> str:
-        """Name for people of whoever asks."""
+        """Name, for people, of the client or server that asks."""
         return SUPERUSER if self.principal is None else self.principal
 
 

@@ -49,13 +49,13 @@ class Throttle(Protocol):
         """Takes units that have been used, or with a negative number gives them back."""
 
     def spent(self, seconds: float) -> None:
-        """The client has used so much of this process's time."""
+        """Takes note that the client has used this much of the process's time."""
 
     def throttled_s(self, kind: type[AnyRequest]) -> float:
         """The time for which the client should send no more of these requests."""
 
     def end(self) -> None:
-        """The connection has ended: nothing waits for it any longer, or is charged."""
+        """Ends with the connection: nothing waits for it any longer, or is charged."""
 
 
 class Throttles(Protocol):
@@ -65,7 +65,7 @@ class Throttles(Protocol):
         self, principal: str, client_id: str, tell: Callable[[QuotaName, float], None]
     ) -> Throttle:
         """Takes a new connection. `tell(name, seconds)` tells the client to send no more of what
-        this quota limits for so long. Raises QuotaLimitError."""
+        this quota limits for this time. Raises QuotaLimitError."""
 
 
 class ParkedRequests:
