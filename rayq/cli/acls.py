@@ -65,7 +65,8 @@ def add(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Allow a principal an operation on a resource, or deny it. PRINCIPAL '*' is each of them.
+    """Allow a principal an operation on a resource, or deny it. PRINCIPAL '*' stands for each
+    principal.
 
     Read, write, delete and alter imply describe. A principal without a rule may do nothing.
     """
@@ -150,7 +151,7 @@ def remove(
 ) -> None:
     """Remove a rule, which is given as it was added.
 
-    Without a rule that allows it a principal may do nothing, so to remove one that allows never
+    Without a rule that allows it, a principal may do nothing, so removing a rule that allows never
     opens anything.
     """
     acls = _acls(principal, operations, resource_type, name, prefix, deny, host)

@@ -43,7 +43,8 @@ def set_quota(
 ) -> None:
     """Limit what a principal may use of the cluster. Limits that are not named stay.
 
-    Rates are per second, in the whole cluster. Who uses more has to wait; no request fails.
+    Rates are per second, in the whole cluster. A client that uses more has to wait; no request
+    fails.
     """
     principal, rest = _who(words, default)
     limits: dict[str, float] = dict(_limit(word) for word in rest)

@@ -56,7 +56,7 @@ def create(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Create a token of a principal, and print it, this once.
+    """Create a token of a principal, and print it once.
 
     Its other tokens stay valid. Without --expires it does not expire.
     """
@@ -80,7 +80,7 @@ def rotate(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Create a token of a principal, print it, this once, and have its other tokens expire.
+    """Create a token of a principal, print it once, and let its other tokens expire.
 
     Give the new token to the principal's programs, and restart them, before the overlap is over.
     Without --expires it lasts as long as the newest one was to last.
