@@ -5,8 +5,8 @@ between this process and the store. An object's footer says where its batches be
 transactions were aborted. The CRCs of the batches are checked like those of batches from a leader.
 
 Where the leader gives no URLs, it is asked for the records. After any failure, it is asked for the
-objects again. After a second failure it is asked for the records instead, and so it is where the
-objects end: it reads the store in its own way, or says in a typed error why nobody can.
+objects again. After a second failure, and where the objects end, it is asked for the records
+instead: it reads the store in its own way, or says in a typed error why nobody can.
 """
 
 from __future__ import annotations

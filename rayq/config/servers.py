@@ -219,8 +219,8 @@ class ClusterConfig:
 
     access_patience_ms: Positive = 15_000
     """The time without news of the metadata after which a server refuses named principals: somebody
-    may have revoked their tokens meanwhile. Superusers are served on. Set it longer than it takes
-    until another controller is elected: `controller_patience_ms` and some seconds."""
+    may have revoked their tokens meanwhile. Superusers are still served. Set it longer than it
+    takes until another controller is elected: `controller_patience_ms` and some seconds."""
 
     replica_lag_time_max_ms: Positive = 10_000
     """The maximum time that a follower may be behind before it leaves the in-sync set."""
@@ -313,7 +313,8 @@ class ClusterConfig:
     remote_direct_reads: Literal["all", "superuser", "none"] = "all"
     """The clients whose batch jobs get signed URLs, by which they read objects past the leaders.
     Nobody can take a URL back: it is valid for up to 15 minutes, and no longer than the client's
-    token. "superuser": not those with a principal's token. Others read through the leaders."""
+    token. "superuser": only those without a principal's token. The others read through the
+    leaders."""
 
     remote_upload_bytes_per_s: PositiveBytes | None = None
     """The maximum rate at which one broker writes to the object store. None: no limit."""

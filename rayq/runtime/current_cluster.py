@@ -93,9 +93,9 @@ def cluster_of(
 
 
 def key_given(token: str | None) -> ClientKey | None:
-    """The key of a token that a caller gives, or RAYQ_TOKEN where that is a principal's: they count
-    also where this process could find the cluster's own token. None: neither is given. Raises
-    ConfigError."""
+    """The key of the token that a caller gives, else of RAYQ_TOKEN where that is a principal's:
+    both win over the cluster's own token, which this process might find. None: neither is given.
+    Raises ConfigError."""
     given = token if token is not None else os.environ.get("RAYQ_TOKEN", "")
     if token is None and not is_principal_token(given):
         return None
