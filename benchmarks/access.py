@@ -2,8 +2,8 @@
 
 In one process, in turns: the superuser, and a principal with 100 ACLs. Each request goes to the
 leader over one connection, `IN_FLIGHT` at a time; what counts is the processor time of the servers'
-own thread. `--against DIR` alternates with another checkout, for the superuser where nobody is set
-up.
+own thread. `--against DIR` alternates with another checkout, for the superuser of a cluster without
+principals.
 
 Run: python -m benchmarks.access [--against DIR]
 """
@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
         self.token = draw_token("anna", os.urandom)
-        thread = next(one for one in threading.enumerate() if one.name == "rayq-servers")
+        thread = next(thread for thread in threading.enumerate() if thread.name == "rayq-servers")
         assert thread.ident is not None
         self._clock = time.pthread_getcpuclockid(thread.ident)
         values = [os.urandom(RECORD_BYTES) for _ in range(RECORDS)]
@@ -187,7 +187,7 @@ def messages_of(count: int) -> Any:
 def ratios(of: list[float], to: list[float]) -> str:
     """Ratio of the least times, which other work on the machine disturbs least; and that of the
     pairs: their median and middle half."""
-    pairs = sorted(one / other for one, other in zip(of, to, strict=True))
+    pairs = sorted(left / right for left, right in zip(of, to, strict=True))
     quarter = len(pairs) // 4
     return (
         f"{min(of) / min(to):.3f} (pairs {statistics.median(pairs):.3f}, "
@@ -196,7 +196,7 @@ def ratios(of: list[float], to: list[float]) -> str:
 
 
 def of_one_checkout(directory: str) -> dict[str, list[float]]:
-    """The times of the superuser where nobody is set up, in a process of its own."""
+    """The times of the superuser of a cluster without principals, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": directory}
     script = str(Path(__file__).resolve())
     done = subprocess.run(

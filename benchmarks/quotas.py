@@ -53,7 +53,7 @@ def _saturate(
             compression_type="none", batch_size=BATCH_BYTES, buffer_memory=2 * BATCH_BYTES
         ) as producer:
             while not stop.is_set():
-                chosen = [one for one in range(PARTITIONS) if mask.value >> one & 1]
+                chosen = [bit for bit in range(PARTITIONS) if mask.value >> bit & 1]
                 number += 1
                 with contextlib.suppress(rayq.RayqError):
                     producer.send(

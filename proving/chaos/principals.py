@@ -1,10 +1,10 @@
 """Principals of a chaos run: whose rights never change, and guests whose rights come and go.
 
-The ordinary clients log in as a principal that may write and read the topics of the load, and are
-never to notice. Each guest is a process that writes to the same topic as a principal of its own.
-Meanwhile its ACLs are removed, its token is revoked or rotated, and it gets rights and token back.
-No answer may succeed that was asked for more than a second after a revocation was acknowledged,
-or, where a fault lasts, after `access_patience_ms`.
+The ordinary clients log in as a principal that may write and read the topics of the load, and must
+not notice anything. Each guest is a process that writes to the same topic as a principal of its
+own. Meanwhile its ACLs are removed, its token is revoked or rotated, and it gets rights and token
+back. No answer may succeed that was asked for more than a second after a revocation was
+acknowledged, or, where a fault lasts, after `access_patience_ms`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PAUSE_S = (0.5, 4.0)
 GONE_S = (1.5, 6.0)
 ADMIN_TIMEOUT_S = 90.0
 LAST_GONE_S = 3.0
-"""The last revocations, after all faults, last for so long."""
+"""Time for which the last revocations last, after all faults."""
 FINISH_TIMEOUT_S = 60.0
 PROGRESS_TIMEOUT_S = 20.0
 
 
 @dataclass
 class Revoked:
-    """A time for which a guest had a right no more."""
+    """A time in which a guest lacked a right."""
 
     guest: str
     way: str
@@ -161,7 +161,7 @@ class PrincipalLoad:
         self._new_token(guest)
 
     def _with_another_token(self, guest: str, _: float) -> None:
-        """The guest is never without a token that is valid."""
+        """Rotates the token: the guest always has a valid one."""
         old = self._tokens[guest]
         self._new_token(guest)
         time.sleep(self._known_after_s)
@@ -181,7 +181,7 @@ class PrincipalLoad:
         revoked.until_s = time.monotonic()
 
     def _again(self, call: Callable[[], None]) -> None:
-        """Calls until it is answered: to do it twice is to do it once."""
+        """Calls until it is answered: doing it twice is the same as doing it once."""
         while True:
             try:
                 return call()

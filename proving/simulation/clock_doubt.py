@@ -48,7 +48,7 @@ def _offset_s(host: Host, at_s: float) -> float:
 
 
 def _most_ahead_s(host: Host, since_s: float, until_s: float) -> float:
-    """By how much the clock for ages may have been ahead, at most, in that time."""
+    """The most by which the clock for ages may have been ahead in that time."""
     most_s = ahead_s = offset_s = last_s = 0.0
     for time_s, offset_ms in [*host.clock_changes, (until_s, host.clock_offset_ms)]:
         if time_s > until_s:

@@ -34,14 +34,14 @@ from rayq.testing.checker import Recorder
 CONFIG = "index_interval_bytes"
 ROUND_S = 0.4
 EAGER_BYTES, EAGER_S = 400, 0.11
-"""A guest that is eager writes two values of so many bytes, again and again."""
+"""Bytes of a value of an eager guest, and the time after which it writes the next two."""
 KEYS = 8
 ALTER_S = 0.3
 LIFE_S = (4.0, 20.0)
 TIMEOUT_S = 2.0
 GIVES_UP_SHARE = 0.05
-"""Probability that a guest begins again, with clients of their own, after an error. The others find
-out whether it may again."""
+"""Probability that a guest begins again, with new clients, after an error. Otherwise its clients
+find out whether it may again."""
 GROUP, QUEUE, TRANSACTIONAL_ID = "billing", "plain", "id-0"
 """A group, a queue and a transactional id of some scenarios."""
 

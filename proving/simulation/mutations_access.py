@@ -1,4 +1,4 @@
-"""Bugs planted into who may do what (docs/security.md): see `mutations`."""
+"""Bugs planted into access control (docs/security.md): see `mutations`."""
 
 from __future__ import annotations
 

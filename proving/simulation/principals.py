@@ -57,7 +57,7 @@ RATED_SHARES = (0.1, 1.25)
 which counts the rest of the batches, too. Disks may be slow, or a guest begin again just then."""
 LOOK_S = 0.5
 SYNCS_MAX = 10
-"""A change is known later by so many syncs of a broker's disk, where they are slow."""
+"""Number of syncs of a broker's disk by which a change is known later, where they are slow."""
 CUT_SHARE = 0.2
 """Share of the revocations that a broker does not hear of, because it is cut off."""
 REVOKED_S = (0.1, 5.0)
@@ -235,7 +235,7 @@ class Principals:
         )
 
     async def _change(self, change: messages.Change) -> None:
-        """Asks for a change until it is done: under one id, so that no copy of it that is still on
+        """Asks for a change under one id until it is done, so that no copy of it that is still on
         its way undoes what comes later."""
         assert self._client is not None
         await self._client.change(change, timeout_s=CHANGE_TIMEOUT_S)
@@ -289,8 +289,8 @@ class Principals:
             await self._judge_quota(self._rng.choice(self.guests), acknowledged)
 
     async def _judge_quota(self, guest: Login, acknowledged: Mapping[str, int]) -> None:
-        """A guest that wants nearly twice as much writes as much as its quota says, whatever number
-        of processes serve it."""
+        """Checks that a guest that wants nearly twice as much writes as much as its quota says,
+        whatever number of processes serve it."""
         self.eager.add(guest.name)
         await self._set_quota(guest, {"producer_byte_rate": RATE})
         await asyncio.sleep(self.judge.known_after_s + SHARED_AFTER_S)
@@ -333,7 +333,7 @@ class Principals:
     # --- ways to revoke ---------------------------------------------------------------------------
 
     async def throttle(self, guest: Login) -> GiveBack:
-        """A quota holds for a while. Nothing is refused: answers are late."""
+        """Sets a quota for a while. Nothing is refused: answers are late."""
         names: tuple[QuotaName, ...] = ("producer_byte_rate", "consumer_byte_rate")
         limits: dict[QuotaName, float] = {
             name: self._rng.choice((300.0, 3_000.0, 30_000.0)) for name in names
@@ -355,7 +355,8 @@ class Principals:
         return partial(self._change, messages.CreateAcls(acls=acls))
 
     async def deny(self, guest: Login) -> GiveBack:
-        """An ACL denies what another allows, to the guest or, sometimes, to all from its host."""
+        """Denies by an ACL what another allows, to the guest or, sometimes, to all from its
+        host."""
         acl = self._rng.choice(guest.acls)
         denial = msgspec.structs.replace(
             acl, permission="deny", operation=self._rng.choice((acl.operation, "all"))
@@ -370,7 +371,7 @@ class Principals:
         return partial(self._create_token, guest)
 
     async def rotate_token(self, guest: Login) -> GiveBack:
-        """Clients that begin from now on have a new token, and the others lose theirs."""
+        """Gives a new token to clients that begin from now on; the others lose theirs."""
         old = guest.token_id
         guest.token, guest.token_id = draw_token(guest.name, self._rng.randbytes), self._new_id()
         await self._create_token(guest)

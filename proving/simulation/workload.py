@@ -334,7 +334,8 @@ class Workload:
         await guest.live(lambda: self._has_guests)
 
     def _superuser(self, process: Process) -> Client:
-        """A client of a process that is no superuser otherwise: it finds out what others know."""
+        """A superuser's client in a process whose other clients may be principals: it finds out
+        what others know."""
         cluster = self._cluster
         return Client(
             process.environment, cluster.client_identity, cluster.endpoints, cluster.config

@@ -63,10 +63,10 @@ def test_a_forged_letter_goes_only_where_its_redriver_may_write(
             admin.move_queue_records(letters, {place: [0]}, to_topic=payments)
 
     def noted() -> list[AuditLine]:
-        return [one for one in cluster.admin.read_audit().lines if one.principal == anna.name]
+        return [line for line in cluster.admin.read_audit().lines if line.principal == anna.name]
 
-    eventually(lambda: {"denied", "redrive"} <= {one.kind for one in noted()}, "it is audited")
-    redriven = next(one for one in noted() if one.kind == "redrive")
+    eventually(lambda: {"denied", "redrive"} <= {line.kind for line in noted()}, "it is audited")
+    redriven = next(line for line in noted() if line.kind == "redrive")
     assert redriven.objects == 1 and letters in redriven.what
     anna.allow(("write", "topic", payments))
     with anna.connect() as connection:
@@ -158,7 +158,7 @@ def test_the_batch_write_of_a_principal_is_a_transaction_of_its_own(
     with anna.connect() as connection:
         job = begin_write(connection, topic, transactional_id=name)
         written = [write_task(connection, job, task, [rows]) for task in range(2)]
-        counts = [(one.task, one.partitions) for one in written]
+        counts = [(task.task, task.partitions) for task in written]
         with writing(connection, job):
             finish_write(connection, job, counts)
     assert sorted(values(cluster, topic)) == sorted(2 * [b"a", b"b", b"c"])
@@ -172,7 +172,7 @@ def test_whoever_may_alter_an_id_aborts_its_transaction_and_no_other(
     with cluster.producer(transactional_id=name) as producer:
         producer.begin_transaction()
         producer.send(topic, b"v").result(60)
-        (listed,) = (one for one in cluster.admin.list_transactions() if one.partitions)
+        (listed,) = (info for info in cluster.admin.list_transactions() if info.partitions)
         with operator.connect() as connection:
             other = Named(cluster, ("alter", "transactional_id", "another"))
             with other.connect() as stranger:

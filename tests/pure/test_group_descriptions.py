@@ -51,7 +51,7 @@ def test_a_group_is_described_without_hidden_topics() -> None:
     answer = shown(ORDERS, described("member m joined"))
     (member,) = answer.members
     assert member.assigned == member.revoking == [owned("orders")]
-    assert [one.topic_id for one in answer.offsets] == ["id of orders", "id of a deleted one"]
+    assert [topic.topic_id for topic in answer.offsets] == ["id of orders", "id of a deleted one"]
     assert answer.rebalance_reason == "member m joined"
     assert b"secret" not in msgspec.msgpack.encode(answer)
 

@@ -181,7 +181,7 @@ def test_topics_and_partitions_count_for_whoever_created_them(state: ClusterStat
     make(state, topic("d", 3), "anna")
     copy = ClusterState()
     apply(copy, decode_records(encode_records(state.snapshot())))
-    assert [one.owner for one in copy.topics.values()] == ["anna", "ben", "anna"]
+    assert [topic.owner for topic in copy.topics.values()] == ["anna", "ben", "anna"]
     # Whoever has the name later has created none of them, and superusers have no quotas.
     change(state, messages.DeletePrincipal("anna"))
     change(state, messages.CreatePrincipal("anna", SALT))
