@@ -51,7 +51,7 @@ from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
 from rayq.wire.peer import Audit, Gate, NobodyAudits, NobodyKnown, Peer
 from rayq.wire.stream import FrameStream
-from rayq.wire.throttling import ParkedRequests, Throttle, Throttles
+from rayq.wire.throttling import PARKED_BYTES_MAX, ParkedRequests, Throttle, Throttles
 from rayq.wire.turns import Slice, Turns
 
 logger = logging.getLogger(__name__)
@@ -482,7 +482,7 @@ class _ServerStream(FrameStream):
             before_bytes = parked.bytes
             if parked.park(frame):
                 self._server.held_bytes.add(parked.bytes - before_bytes)
-                if parked.is_full:
+                if parked.bytes >= PARKED_BYTES_MAX:
                     self.hold_reading()
                 return
         self._handle_frame(frame)
@@ -671,7 +671,7 @@ class _ServerStream(FrameStream):
             or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
             or self.is_write_paused
             or (self._slice is not None and self._slice.is_waiting)
-            or (self._parked is not None and self._parked.is_full)
+            or (self._parked is not None and self._parked.bytes >= PARKED_BYTES_MAX)
         )
 
     def _release_soon(self) -> None:

@@ -83,11 +83,7 @@ class ParkedRequests:
         self._lines: dict[bool, deque[Frame]] = {True: deque(), False: deque()}
         self._has_ended = False
         self.bytes = 0
-        """The bytes that are parked."""
-
-    @property
-    def is_full(self) -> bool:
-        return self.bytes >= PARKED_BYTES_MAX
+        """The bytes that are parked. From `PARKED_BYTES_MAX` on no more should come."""
 
     def park(self, frame: Frame) -> bool:
         """Returns whether the request has to wait: then it is handled later."""
