@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import re
 import threading
@@ -16,6 +17,7 @@ import pytest
 from rayq.client.cluster import Cluster
 from rayq.client.consuming.consumer import Consumer
 from rayq.errors import (
+    AuthorizationError,
     ClosedError,
     CommitRefusedError,
     ConfigError,
@@ -466,6 +468,47 @@ def test_a_member_that_is_forgotten_loses_its_partitions_and_joins_again(
         ("on_assigned", [T0, T1]),
         ("on_revoked", [T0, T1]),
     ]
+
+
+def test_a_member_that_may_not_read_its_topic_for_a_while_goes_on_where_it_was(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    told = Told()
+    options = FAST | {"auto_offset_reset": "latest", "enable_auto_commit": False}
+    with cluster.consumer("t", group="g", **told.callbacks(), **options) as consumer:
+        poll_until(consumer, lambda: len(told.calls) == 1)
+        assert {consumer.position(T0), consumer.position(T1)} == {10}
+        denied = AuthorizationError("You may not read topic 't'.")
+        two.fault(GroupHeartbeat, times=1_000_000, error=denied)
+        with pytest.raises(AuthorizationError, match="may not read"):
+            poll_until(consumer, lambda: False)
+        two.write("t", [b"written meanwhile"], 0)
+        two.clear_faults()
+        found: list[Record] = []
+        deadline = time.monotonic() + 30
+        while not found and time.monotonic() < deadline:
+            with contextlib.suppress(AuthorizationError):
+                found += consumer.poll(timeout_s=0.1)
+        assert [(one.offset, one.value) for one in found] == [(10, b"written meanwhile")]
+    assert told.calls == [("on_assigned", [T0, T1]), ("on_revoked", [T0, T1])]
+
+
+def test_a_member_that_may_not_join_yet_joins_once_it_may(
+    two: FakeCluster, cluster: Cluster
+) -> None:
+    denied = AuthorizationError("You may not read group 'g'.")
+    two.fault(GroupHeartbeat, times=1_000_000, error=denied)
+    with cluster.consumer("t", group="g", **FAST) as consumer:
+        for _ in range(2):
+            with pytest.raises(AuthorizationError, match="may not read"):
+                poll_until(consumer, lambda: False)
+        two.clear_faults()
+        found: list[Record] = []
+        deadline = time.monotonic() + 30
+        while len(found) < 20 and time.monotonic() < deadline:
+            with contextlib.suppress(AuthorizationError):
+                found += consumer.poll(timeout_s=0.1)
+        assert len(found) == 20
 
 
 def test_a_member_that_hears_nothing_for_a_session_gives_up_by_its_own_clock(

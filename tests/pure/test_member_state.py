@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayq.client.consuming.member_state import (
+    DENIED_PAUSE_S,
     JOIN_TIMEOUT_S,
     LAST_PAUSE_S,
     PAUSE_S,
@@ -21,6 +22,7 @@ from rayq.client.consuming.member_state import (
 )
 from rayq.config import ConsumerConfig
 from rayq.errors import (
+    AuthorizationError,
     CommitRefusedError,
     CoordinatorLoadingError,
     DisconnectedError,
@@ -188,6 +190,20 @@ def test_a_join_without_an_answer_is_tried_again_forever() -> None:
         assert member.beat(float(now_s), TimeoutError("nobody is there")) == PAUSE_S
         member.state.time_passed(float(now_s), POLLING)
     assert member.state.grant == (0, {}) and member.state.failure is None
+
+
+def test_a_member_that_is_denied_has_its_session_to_be_allowed_again() -> None:
+    member, denied = joined(A), AuthorizationError("you may not")
+    state = member.state
+    assert member.beat(1.0, denied) == DENIED_PAUSE_S
+    assert state.failure is denied and set(member.owned.listed) == {A}
+    member.beat(2.0, answer(1, A))
+    assert state.failure is None and state.grant == (0, {A: "id"})
+    assert member.beat(SESSION_S + 1.9, denied) == pytest.approx(0.1)
+    state.time_passed(SESSION_S + 2.1, POLLING)
+    assert state.grant == (1, {}) and state.loss_reason.endswith("you may not")
+    assert member.beat(SESSION_S + 2.2, denied) == DENIED_PAUSE_S
+    assert state.next_heartbeat(SESSION_S + 3.0) == Heartbeat(0, 1, JOIN_TIMEOUT_S)
 
 
 def test_subscribing_to_something_else_ends_a_failure() -> None:

@@ -28,7 +28,7 @@ from rayq.client.consuming.subscription import Start, Stream, Subscription
 from rayq.client.group_positions import GroupPositions, checked_position
 from rayq.config import ConsumerConfig
 from rayq.core.groups.topic_pattern import check_pattern
-from rayq.errors import InvalidRequestError, RayqError
+from rayq.errors import AuthorizationError, InvalidRequestError, RayqError
 from rayq.messages import MEMBER_EPOCH_JOIN, DescribeGroup, DescribeGroupResponse
 from rayq.messages.secret_names import shown_part
 from rayq.records import GroupMembership, OffsetAndMetadata, TopicPartition
@@ -135,6 +135,9 @@ class GroupConsumer:
         self._unsent: dict[TopicPartition, str] = {}
         """The partitions that were given up, and the reason why no transaction can take their
         positions."""
+        self._denied: dict[tuple[TopicPartition, str], int] = {}
+        """The positions that this consumer might not commit, by partition and topic id. A partition
+        that comes back, and of which the group has committed nothing, is read on from here."""
 
     # --- who it is ------------------------------------------------------------------------------
 
@@ -310,6 +313,10 @@ class GroupConsumer:
         for partition in added:
             self._offsets.known.pop(partition, None)
         self._reader.assign([*assigned, *added], topic_ids=added)
+        for partition, topic_id in added.items():
+            offset = self._denied.pop((partition, topic_id), None)
+            if offset is not None:
+                self._reader.restart(partition, None, offset)
 
     def _forget(self, partitions: Partitions) -> None:
         assigned = self._reader.subscription.assigned
@@ -399,7 +406,7 @@ class GroupConsumer:
 
     async def commit(self, wanted: Positions, generation: int) -> None:
         """Commits these positions. Called on the loop. Raises CommitRefusedError,
-        GroupNotEmptyError, TimeoutError."""
+        GroupNotEmptyError, AuthorizationError, TimeoutError."""
         if not wanted:
             return
         timeout_s = self._config.default_api_timeout_ms / 1000
@@ -409,7 +416,14 @@ class GroupConsumer:
                 topic = await self._client.topic(place.topic, timeout_s=timeout_s)
                 check_partition(topic, place.partition)
                 positions[place] = position._replace(topic_id=topic.topic_id)
-        await self._offsets.submit(positions, generation)
+        keys = {(place, at.topic_id): at.offset for place, at in positions.items()}
+        try:
+            await self._offsets.submit(positions, generation)
+        except AuthorizationError:
+            self._denied |= keys
+            raise
+        for key in keys:
+            self._denied.pop(key, None)
 
     async def _commit_if_possible(
         self, wanted: Positions, generation: int, timeout_s: float | None = None

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rayq.config import ConsumerConfig
-from rayq.errors import FencedMemberError, RayqError
+from rayq.errors import AuthorizationError, FencedMemberError, RayqError
 from rayq.messages import (
     MEMBER_EPOCH_JOIN,
     MEMBER_EPOCH_LEAVE,
@@ -38,6 +38,8 @@ PAUSE_S = 0.02
 """Wait between heartbeats that the coordinator answered without holding them, or that failed."""
 LAST_PAUSE_S = 0.1
 """Maximum wait between two tries when the session is about to end."""
+DENIED_PAUSE_S = 0.5
+"""Wait between heartbeats while the principal may not be a member."""
 POLLED_TOO_LATE = "it did not poll within max_poll_interval_ms"
 
 
@@ -100,7 +102,8 @@ class MemberState:
         self.epoch = MEMBER_EPOCH_JOIN
         self.grant = Grant(0, {})
         self.failure: RayqError | None = None
-        """The reason why the member has given up for good."""
+        """The reason why the member has given up for good; or an AuthorizationError, and then it asks
+        until it is allowed to be a member (again)."""
         self.is_away = False
         """True if it left because its consumer did not poll. It joins again with the next poll but
         one."""
@@ -137,6 +140,7 @@ class MemberState:
         if beat.is_goodbye:
             self._goodbye_is_due = False
             return None
+        self.failure = None
         if beat.generation != self.grant.generation:
             return None
         self._heard_at_s = self._sent_at_s
@@ -160,6 +164,12 @@ class MemberState:
         elif error.retriable:
             if beat.epoch != MEMBER_EPOCH_JOIN:
                 return min(max(self._session_left_s(now_s), 0.0), LAST_PAUSE_S)
+        elif isinstance(error, AuthorizationError):
+            # It may be allowed again before the session ends: then nothing is lost.
+            self.failure = error
+            if beat.epoch != MEMBER_EPOCH_JOIN:
+                return min(max(self._session_left_s(now_s), 0.0), DENIED_PAUSE_S)
+            return DENIED_PAUSE_S
         elif not error.ends_membership or (self._is_static and _is_fenced(error)):
             self.failure = error
             self._lose(str(error))
@@ -188,10 +198,10 @@ class MemberState:
                 f"{self.advice}"
             )
         elif self._session_is_over(now_s):
+            why = "the coordinator could not be reached, or this process stood still"
             self._lose(
                 "no heartbeat was answered for a session (group_session_timeout_ms, "
-                f"{self._config.group_session_timeout_ms} ms): the coordinator could not be "
-                "reached, or this process stood still"
+                f"{self._config.group_session_timeout_ms} ms): {self.failure or why}"
             )
 
     def came_back(self) -> None:
@@ -213,7 +223,7 @@ class MemberState:
 
     def next_heartbeat(self, now_s: float) -> Heartbeat | None:
         """The heartbeat to send now; None: nothing, until something changes."""
-        if self.failure is not None:
+        if self.failure is not None and not isinstance(self.failure, AuthorizationError):
             return None
         if self.is_away:
             return self.goodbye()
