@@ -13,6 +13,7 @@ import logging
 from rayq.client.leader_requests import may_retry
 from rayq.errors import (
     AuthenticationError,
+    AuthorizationError,
     ClosedError,
     CorruptBatchError,
     InvalidRequestError,
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _OF_THE_READER = (
     AuthenticationError,
+    AuthorizationError,
     ClosedError,
     UnsupportedVersionError,
     WrongClusterError,

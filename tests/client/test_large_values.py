@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from rayq.core.large.values import (
     pinned,
 )
 from rayq.errors import (
+    AuthorizationError,
     ConfigError,
     DeliveryTimeoutError,
     InvalidRequestError,
@@ -28,6 +31,7 @@ from rayq.errors import (
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
+    UnknownTopicError,
 )
 from rayq.messages import CheckRange, Fetch, Produce
 from rayq.records import TopicPartition
@@ -43,6 +47,8 @@ from tests.client.large_values import (
     write_chunks,
     write_manifest,
 )
+
+Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
@@ -429,6 +435,41 @@ def test_a_copy_in_another_topic_reads_the_chunks_where_they_are(
         other.seek_to_beginning()
         with pytest.raises(LargeValueError, match="have expired there"):
             other.poll(timeout_s=30)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_value_whose_topic_may_not_be_read_for_a_while_is_read_once_it_may(
+    fake: FakeCluster, cluster: Cluster, topic: str, eventually: Eventually, is_hidden: bool
+) -> None:
+    value = bytes_of(300)
+    offsets = write_chunks(fake, value, 3)
+    offset = write_manifest(fake, manifest_of_chunks(300, crc_of(value), ID, offsets))
+
+    def is_of_chunks(request: Fetch, _broker: int) -> bool:
+        return request.offset < offset
+
+    with cluster.consumer("t", fetch_max_wait_ms=50, on_corrupt="skip") as consumer:
+        if is_hidden:
+            held = fake.fault(Fetch, is_held=True, matches=is_of_chunks)
+        else:
+            denied = AuthorizationError("You may not read topic 't'.")
+            fake.fault(Fetch, error=denied, matches=is_of_chunks)
+        consumer.seek(T0, offset)
+        if is_hidden:
+            assert consumer.poll(timeout_s=0.1) == []
+            eventually(lambda: any(is_of_chunks(one, 0) for one in fake.asked(Fetch)))
+            hidden = fake.hide_topic("t")
+            assert cluster.admin.list_topics() == []
+            fake.release(held)
+            with pytest.raises((AuthorizationError, UnknownTopicError)):
+                list(consumer.until_end())
+            fake.bring_back(hidden)
+        found: list[bytes | None] = []
+        deadline = time.monotonic() + 30
+        while not found and time.monotonic() < deadline:
+            with contextlib.suppress(AuthorizationError, UnknownTopicError):
+                found += [one.value for one in consumer.poll(timeout_s=0.1)]
+        assert found == [value]
 
 
 def test_what_cannot_be_read_may_come_twice_in_a_row_and_last(

@@ -102,8 +102,8 @@ class MemberState:
         self.epoch = MEMBER_EPOCH_JOIN
         self.grant = Grant(0, {})
         self.failure: RayqError | None = None
-        """The reason why the member has given up for good; or an AuthorizationError, and then it asks
-        until it is allowed to be a member (again)."""
+        """The reason why the member has given up for good. After an AuthorizationError it asks on,
+        until it is allowed to be a member again."""
         self.is_away = False
         """True if it left because its consumer did not poll. It joins again with the next poll but
         one."""

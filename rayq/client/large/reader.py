@@ -21,6 +21,7 @@ from rayq.config import MIB, ConsumerConfig
 from rayq.config.urls import without_credentials
 from rayq.core.large.values import Manifest, Place, check_chunk, join, read_manifest
 from rayq.errors import (
+    AuthorizationError,
     ConfigError,
     CorruptBatchError,
     LargeValueError,
@@ -110,17 +111,13 @@ class LargeValues:
             )
         if found.uri is not None:
             return await self._of_object(found, found.uri)
-        own = Place(place.topic, topic_id, place.partition)
         if found.place is not None:
-            await self._find(found.place)
+            return await self._of_other_topic(found, found.place)
         try:
-            return await self._of_chunks(found, found.place or own)
-        except OffsetOutOfRangeError as error:
-            if found.place is not None:
-                raise LargeValueError(
-                    f"its chunks stayed in {found.place.topic}-{found.place.partition}, and "
-                    f"have expired there: {error}"
-                ) from error
+            # Whoever reads its own topic finds out whether that is gone, or denied for a while.
+            return await self._of_chunks(found, Place(place.topic, topic_id, place.partition))
+        except OffsetOutOfRangeError:
+            pass
         self.expired += 1
         self._expirations.say(
             "%s-%d: the large value at offset %d has expired: chunks of it are below the log "
@@ -154,6 +151,20 @@ class LargeValues:
         return await threads.run(join, manifest, [data])
 
     # --- chunks ---------------------------------------------------------------------------------
+
+    async def _of_other_topic(self, manifest: Manifest, place: Place) -> bytes:
+        try:
+            await self._find(place)
+            return await self._of_chunks(manifest, place)
+        except OffsetOutOfRangeError as error:
+            raise LargeValueError(
+                f"its chunks stayed in {place.topic}-{place.partition}, and have expired there: "
+                f"{error}"
+            ) from error
+        except UnknownTopicError as error:
+            raise _gone(place, str(error)) from error
+        except AuthorizationError as error:
+            raise LargeValueUnavailableError(f"its chunks cannot be read here: {error}") from error
 
     async def _of_chunks(self, manifest: Manifest, place: Place) -> bytes:
         client = self._client
@@ -246,24 +257,21 @@ class LargeValues:
             logger.warning("the leader did not check offset %d: %s", offset, failure)
 
     async def _find(self, place: Place, age_max_s: float | None = None) -> None:
-        """Raises LargeValueError if the cluster has no such partition. For a while a broker, or the
-        metadata here, may only be behind."""
+        """Raises UnknownTopicError if the cluster has no such partition. For a while a broker, or
+        the metadata here, may only be behind."""
         client, config = self._client, self._config
         until_s = client.now + UNKNOWN_TOPIC_PATIENCE_S
         options = {} if age_max_s is None else {"age_max_s": age_max_s}
         while True:
-            try:
-                topic = await client.topic(
-                    place.topic, timeout_s=config.default_api_timeout_ms / 1000, **options
-                )
-            except UnknownTopicError as error:
-                raise _gone(place, str(error)) from error
+            topic = await client.topic(
+                place.topic, timeout_s=config.default_api_timeout_ms / 1000, **options
+            )
             has_partition = place.partition < len(topic.partitions)
             if topic.topic_id == place.topic_id and has_partition:
                 return
             if client.now > until_s:
                 why = f"it has {counted(len(topic.partitions), 'partition')}."
-                raise _gone(place, _ANOTHER_TOPIC if has_partition else why)
+                raise UnknownTopicError(_ANOTHER_TOPIC if has_partition else why)
             options = {"age_max_s": 0.0}
             await asyncio.sleep(UNKNOWN_TOPIC_PATIENCE_S / 10)
 
@@ -277,17 +285,14 @@ class LargeValues:
                 raise UnknownTopicError(_ANOTHER_TOPIC)
             return build(topic_id, leader)
 
-        try:
-            return await self._client.exchange_with_leader(
-                place.topic,
-                place.partition,
-                build_checked,
-                timeout_s=config.default_api_timeout_ms / 1000,
-                attempt_timeout_s=config.request_timeout_ms / 1000,
-                retry_backoff_s=config.retry_backoff_ms / 1000,
-            )
-        except UnknownTopicError as error:
-            raise _gone(place, str(error)) from error
+        return await self._client.exchange_with_leader(
+            place.topic,
+            place.partition,
+            build_checked,
+            timeout_s=config.default_api_timeout_ms / 1000,
+            attempt_timeout_s=config.request_timeout_ms / 1000,
+            retry_backoff_s=config.retry_backoff_ms / 1000,
+        )
 
 
 _ANOTHER_TOPIC = "it is another topic now: the one that it was has been deleted."
