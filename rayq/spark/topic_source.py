@@ -69,8 +69,8 @@ class TopicSource:
 
         Raises OffsetOutOfRangeError if records at a position are gone (with
         `fail_on_data_loss=False` the loss is logged, and the range begins at the log start),
-        UnknownTopicError for a topic that was deleted, CheckpointMismatchError if it was created
-        again.
+        UnknownTopicError for a topic that was deleted, AuthorizationError for one that may only be
+        hidden, CheckpointMismatchError if it was created again.
         """
         names, kept = self._names(positions, timeout_s)
         try:
@@ -95,12 +95,14 @@ class TopicSource:
         return found
 
     def _names(self, positions: Iterable[Split], timeout_s: float) -> tuple[list[str], list[Split]]:
-        """The present topics, and the positions in them."""
+        """The present topics, and the positions in them. Raises AuthorizationError where a topic
+        may only be hidden: read from its start later, its records would come again."""
         if self.pattern is None:
             return self.topics, list(positions)
         there = self.cluster.admin.list_topics(timeout_s=timeout_s)
-        names = sorted(topic_pattern.matches(self.pattern, there))
-        gone = sorted({split.topic for split in positions} - set(names))
+        missing = {split.topic for split in positions}.difference(there)
+        gone = sorted(name for name in missing if not self._is_there(name, timeout_s))
+        names = sorted(topic_pattern.matches(self.pattern, {*there, *missing}.difference(gone)))
         if gone:
             message = f"Topics that this query reads were deleted: {', '.join(gone)}."
             if self._fail_on_data_loss:
@@ -111,6 +113,14 @@ class TopicSource:
         if not names:
             raise UnknownTopicError(f"No topic's name matches the pattern {self.pattern!r} now.")
         return names, [split for split in positions if split.topic in set(names)]
+
+    def _is_there(self, name: str, timeout_s: float) -> bool:
+        client, background = self.cluster.shared_client()
+        try:
+            background.run(client.topic(name, timeout_s=timeout_s, age_max_s=0.0))
+        except UnknownTopicError:
+            return False
+        return True
 
     def check_topics(self, known: Iterable[Split], timeout_s: float) -> set[str]:
         """The present topics. Raises UnknownTopicError, or CheckpointMismatchError if a topic of

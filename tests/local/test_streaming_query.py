@@ -18,6 +18,7 @@ from rayq.batch.range_reader import read_range
 from rayq.batch.task_writer import finish_write, write_task, writing
 from rayq.batch.write_job import WriteJob
 from rayq.errors import (
+    AuthorizationError,
     CheckpointInUseError,
     CheckpointMismatchError,
     ClosedError,
@@ -39,6 +40,7 @@ from rayq.spark.topic_source import TopicSource
 from rayq.spark.trigger import parse_trigger
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
+from tests.local.principal_support import Named
 from tests.local.support import eventually, partition_of, read_all
 
 Seen = tuple[str, int, int]
@@ -393,6 +395,26 @@ def test_a_start_without_a_topic_of_the_pattern_goes_on_with_the_other_ones(
     assert cluster.admin.describe_group(f"of-{kept}").lag == 0
     without = f"batch 0 is run again without {gone}"
     assert any(without in one for one in caplog.messages) is is_replay
+
+
+def test_a_topic_of_the_pattern_that_is_hidden_for_a_while_was_not_deleted(
+    cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
+) -> None:
+    kept, hidden = sorted((new_topic(replication_factor=1), new_topic(replication_factor=1)))
+    produce(cluster, kept, 3)
+    produce(cluster, hidden, 2)
+    anna = Named(cluster, ("read", "topic", kept), ("read", "topic", hidden))
+    with anna.connect() as connection:
+        pattern = f"{kept}|{hidden}"
+        query = stream(connection, (), tmp_path, pattern=pattern, fail_on_data_loss=False)
+        drain(query, sink)
+        anna.forbid(("read", "topic", hidden))
+        with pytest.raises(AuthorizationError, match=hidden):
+            query.foreach_batch(sink).start()
+        anna.allow(("read", "topic", hidden))
+        produce(cluster, hidden, 1)
+        drain(query, sink)
+    assert sink.seen == sorted(offsets(kept, 3) + offsets(hidden, 3))
 
 
 def test_a_query_whose_thread_never_ran_has_ended_and_lets_go_of_the_checkpoint(
