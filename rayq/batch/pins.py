@@ -17,7 +17,7 @@ from rayq.batch.offset_ranges import Split
 from rayq.batch.stored_ranges import stored_ranges
 from rayq.client.client import Client
 from rayq.client.cluster import Cluster
-from rayq.errors import ClosedError, RayqError, UnknownTopicError
+from rayq.errors import ClosedError, RayqError
 from rayq.messages import PinSnapshot, UnpinSnapshot
 
 logger = logging.getLogger(__name__)
@@ -121,20 +121,13 @@ class _Pins:
             for topic_id, starts in wanted.items():
                 pin_id = self._pin_ids.setdefault(topic_id, self._client.environment.new_id())
                 pin = PinSnapshot(pin_id=pin_id, topic_id=topic_id, starts=starts, ttl_ms=TTL_MS)
-                try:
-                    if not await self._change(pin):
-                        # It may come late, and take a later one of that id back: that one ends by
-                        # its time, and the next has an id of its own.
-                        del self._pin_ids[topic_id]
-                except UnknownTopicError:  # It was deleted, and its pins with it.
-                    self._forget(topic_id)
+                # A topic that is unknown may only be hidden for a while, so it is asked for again.
+                if not await self._change(pin):
+                    # It may come late, and take a later one of that id back: that one ends by its
+                    # time, and the next has an id of its own.
+                    del self._pin_ids[topic_id]
             for topic_id in [pinned for pinned in self._pin_ids if pinned not in wanted]:
                 await self._change(UnpinSnapshot(pin_id=self._pin_ids.pop(topic_id)))
-
-    def _forget(self, topic_id: str) -> None:
-        del self._pin_ids[topic_id]
-        for hold in self.holds:
-            hold.ranges = [split for split in hold.ranges if split.topic_id != topic_id]
 
     async def _change(self, change: PinSnapshot | UnpinSnapshot) -> bool:
         """Asks for a change. Returns whether it was confirmed."""
@@ -142,8 +135,6 @@ class _Pins:
             await self._client.change(change, timeout_s=ASK_TIMEOUT_S)
         except ClosedError:
             self._is_closed = True  # The pins end by their time.
-        except UnknownTopicError:
-            raise
         except RayqError as error:
             logger.warning("what a batch job reads is not pinned for now: %s", error)
         else:
