@@ -330,6 +330,8 @@ class DescribeObjectStoreResponse(Response, frozen=True):
     none."""
     version: int = 0
     """Metadata version of the pins and the garbage, as in `MetadataResponse`."""
+    hides_topics: bool = False
+    """True if there are topics, or were deleted ones, that the sender may not describe."""
 
 
 class DescribeObjectStore(ToBroker[DescribeObjectStoreResponse], frozen=True):

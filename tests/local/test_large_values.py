@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 import rayq
+from rayq.client.large.collect import collect_values
 from rayq.config import MIB
 from rayq.core.large.values import chunk_headers
-from rayq.errors import InvalidRequestError
+from rayq.errors import AuthorizationError, InvalidRequestError
 from rayq.messages import Produce
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
+from tests.local.principal_support import Named
 from tests.local.support import read_all
 
 NewTopic = Callable[..., str]
@@ -199,3 +201,24 @@ def test_the_command_sends_reads_and_collects_values_in_objects(
     found = rayq_command.well("values", "collect", url, "-y", "--json").json
     assert [one["uri"] for one in found["objects"]] == [f"file://{left}"]
     assert stored.exists() and not left.exists()
+
+
+def test_a_sweep_removes_nothing_while_topics_are_hidden_from_it(
+    cluster: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    url, value = f"file://{tmp_path}", bytes_of(2 * MIB)
+    with cluster.producer(large_values=url) as producer:
+        producer.send(topic, value).result(60)
+    for path in tmp_path.rglob("*.value"):
+        os.utime(path, (0, 0))
+    anna = Named(cluster, ("describe", "cluster", "cluster"))
+    with anna.connect() as connection:
+        client, background = connection.shared_client()
+        for dry_run in (True, False):
+            with pytest.raises(AuthorizationError, match="Nothing was removed"):
+                background.run(collect_values(client, url, dry_run=dry_run))
+        anna.allow(("read", "topic", "*"))
+        swept = background.run(collect_values(client, url))
+        assert (len(swept.removed), swept.kept) == (0, 1)
+    (record,) = read_all(cluster, topic, large_values=url)
+    assert record.value == value

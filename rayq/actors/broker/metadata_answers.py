@@ -189,6 +189,7 @@ class MetadataAnswers:
         self, peer: Peer, url: str | None, objects: ObjectStoreAccess | None
     ) -> messages.DescribeObjectStoreResponse:
         state, view = self._metadata.state, self.view(peer)
+        names = (*state.topic_ids, *(garbage.name for garbage in state.garbage.values()))
         return messages.DescribeObjectStoreResponse(
             url=url,
             pins=[
@@ -206,6 +207,8 @@ class MetadataAnswers:
             object_server=None if objects is None else objects.endpoint,
             trouble=None if objects is None else objects.trouble or objects.halt,
             version=self._metadata.version,
+            hides_topics=view is not None
+            and not all(view.knows_of("topic", name) for name in names),
         )
 
     def _described(self, topic: Topic) -> messages.TopicMetadata:

@@ -27,6 +27,7 @@ from rayq.config import MIB, check_values_url
 from rayq.core.cluster.topic_changes import OWN_TOPICS
 from rayq.core.large.values import read_manifest
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     LargeValueError,
     LargeValueRefusedError,
@@ -80,8 +81,8 @@ async def collect_values(
     Nothing is removed unless all logs could be read, to their ends. Records keep their objects as
     long as they are in a log, including those of open and of aborted transactions. Raises
     ConfigError (`url` is not a URL, or holds credentials), InvalidRequestError (an age below an
-    hour), CorruptBatchError, PartitionOfflineError, TimeoutError, RemoteStorageError,
-    MissingExtraError.
+    hour), AuthorizationError (there are topics that this client may not read), CorruptBatchError,
+    PartitionOfflineError, TimeoutError, RemoteStorageError, MissingExtraError.
     """
     check_values_url(url)
     if older_than_s < AGE_S_MIN:
@@ -131,13 +132,20 @@ class _References:
         )
 
     async def note_deleted(self) -> None:
-        """Notes topics that `rayq topic restore` may bring back, now or since the last call."""
+        """Notes topics that `rayq topic restore` may bring back, now or since the last call. Raises
+        AuthorizationError if there are topics that this client does not see."""
         metadata = self._client.metadata
         answer: DescribeObjectStoreResponse = await self._client.ask_any(
             DescribeObjectStore(),
             timeout_s=TIMEOUT_S,
             accept=lambda answer: answer.version >= metadata.oldest_acceptable,
         )
+        if answer.hides_topics:
+            raise AuthorizationError(
+                "There are topics that this principal may not describe, and their records may "
+                "stand for objects here. Nothing was removed. Sweep as the superuser, or as a "
+                "principal that may read all topics."
+            )
         self._deleted |= {garbage.name for garbage in answer.garbage}
 
     async def read_all(self) -> None:
