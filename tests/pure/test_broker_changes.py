@@ -73,7 +73,7 @@ def t_changed(state: ClusterState, **changes: Any) -> PartitionChanged:
 def led_by(broker: int, *isr: int, epoch: int = 2) -> dict[str, Any]:
     return {
         "leader": broker, "leader_incarnation": f"{broker}a", "leader_epoch": epoch,
-        "isr": tuple(member(one) for one in isr),
+        "isr": tuple(member(number) for number in isr),
     }
 
 
@@ -204,10 +204,10 @@ def test_a_log_that_cannot_end_so_is_passed_over_and_the_others_of_its_broker_ar
 ) -> None:
     wrong, sound = msgspec.structs.replace(report(1, "b"), **changes), report(1, "b", topic="u")
     records = broker_changes.register_replicas(state, 1, [wrong, sound], EVERYONE)
-    told = [one.topic_id for one in records if isinstance(one, ReplicaRegistered)]
+    told = [record.topic_id for record in records if isinstance(record, ReplicaRegistered)]
     assert told == ["id-u"]
     records = broker_changes.stop_broker(state, 1, [wrong, sound], EVERYONE, cluster_stops=False)
-    assert [one.topic_id for one in records if isinstance(one, ReplicaGone)] == ["id-u"]
+    assert [record.topic_id for record in records if isinstance(record, ReplicaGone)] == ["id-u"]
 
 
 @pytest.mark.parametrize("known, counts", [(3, False), (4, True), (5, True)])
@@ -226,7 +226,7 @@ def test_the_last_replica_to_start_founds_the_partition(state: ClusterState) -> 
     assert isinstance(registered, ReplicaRegistered) and registered.broker == 0
     before = value(state, "u")
     assert changed == PartitionChanged("id-u", 0, PartitionValue(
-        before.replicas, isr=tuple(member(one) for one in before.replicas),
+        before.replicas, isr=tuple(member(replica) for replica in before.replicas),
         leader=before.replicas[0], leader_incarnation=f"{before.replicas[0]}a", leader_epoch=1,
         partition_epoch=before.partition_epoch + 1,
     ))  # fmt: skip
@@ -327,9 +327,9 @@ def propose(state: ClusterState, *isr: tuple[int, str], **changes: Any) -> list[
 def test_an_accepted_proposal_is_in_the_order_of_the_replicas(state: ClusterState) -> None:
     two = propose(state, (2, "2a"), (0, "0a"))
     assert two == [t_changed(state, isr=(member(0), member(2)))]
-    one = propose(state, (0, "0a"))
-    assert one == [t_changed(state, isr=(member(0),), elr=(member(1), member(2)))]
-    apply(state, one)
+    proposal = propose(state, (0, "0a"))
+    assert proposal == [t_changed(state, isr=(member(0),), elr=(member(1), member(2)))]
+    apply(state, proposal)
     run_replicas(state, 1, incarnation="b")
     back = propose(state, (1, "1b"), (0, "0a"))
     assert back == [t_changed(state, isr=(member(0), member(1, "b")), elr=())]
@@ -402,13 +402,13 @@ def test_partitions_are_settled_by_topic_or_all_of_them(state: ClusterState) -> 
             run_replicas(state, broker, topic=topic, incarnation="b")
     for topic in "tu":
         # What was decided is taken back: there is something to settle in both topics.
-        one = value(state, topic)
+        before = value(state, topic)
         apply(state, [PartitionChanged(f"id-{topic}", 0, msgspec.structs.replace(
-            one, leader=None, leader_incarnation=None))])  # fmt: skip
+            before, leader=None, leader_incarnation=None))])  # fmt: skip
     t, u = state.topics["id-t"], state.topics["id-u"]
     of_t = broker_changes.settle_topic(state, t, EVERYONE)
     of_u = broker_changes.settle_topic(state, u, EVERYONE)
-    assert [one.topic_id for one in of_t + of_u] == ["id-t", "id-u"]  # type: ignore[attr-defined]
+    assert [proposed.topic_id for proposed in of_t + of_u] == ["id-t", "id-u"]  # type: ignore[attr-defined]
     assert broker_changes.settle_everything(state, EVERYONE) == [*of_t, *of_u]
     assert broker_changes.settle_everything(state, set()) == []
 

@@ -36,7 +36,9 @@ from rayq.records import (
 
 
 def cluster(*, down: tuple[int, ...] = (), controller: str | None = "h:1") -> ClusterInfo:
-    brokers = [BrokerInfo(one, "h", 9392 + one, "node", one not in down) for one in (0, 1, 2)]
+    brokers = [
+        BrokerInfo(number, "h", 9392 + number, "node", number not in down) for number in (0, 1, 2)
+    ]
     return ClusterInfo("c", brokers, controller, 1, [0, 1, 2])
 
 
@@ -58,8 +60,8 @@ def partition(
     return PartitionInfo(0, leader, 1, isr, copies, reason, target or [], origin or [])
 
 
-def topic(one: PartitionInfo, **config: object) -> TopicInfo:
-    return TopicInfo("t", "id", [one], {"min_insync_replicas": None, **config})
+def topic(info: PartitionInfo, **config: object) -> TopicInfo:
+    return TopicInfo("t", "id", [info], {"min_insync_replicas": None, **config})
 
 
 def only(problems: list[Problem]) -> Problem:
@@ -98,7 +100,9 @@ def test_without_a_controller_the_cluster_is_not_healthy() -> None:
 
 def test_a_broker_that_does_not_answer_is_told_before_its_session_ends() -> None:
     well = topic(partition([0, 1, 2]))
-    severities = {one.what: one.severity for one in find_problems(cluster(), [well], silent={1})}
+    severities = {
+        found.what: found.severity for found in find_problems(cluster(), [well], silent={1})
+    }
     assert severities["Broker 1 does not answer"] == "warning"
     problem = find_problems(cluster(), [well], silent={0})[0]
     assert problem.severity == "error"
@@ -113,15 +117,15 @@ def test_without_a_majority_of_the_voters_the_controller_that_is_named_does_not_
 
 
 def test_a_users_topic_is_named_before_rayqs_own() -> None:
-    one = partition([0, 1])
-    own = TopicInfo("__own", "id", [one], {})
-    problem = only(find_problems(cluster(), [own, topic(one)]))
+    info = partition([0, 1])
+    own = TopicInfo("__own", "id", [info], {})
+    problem = only(find_problems(cluster(), [own, topic(info)]))
     assert problem.what.endswith("t-0, __own-0")
     assert problem.next_command == "rayq topic describe t"
 
 
 @pytest.mark.parametrize(
-    ("one", "state", "severity"),
+    ("info", "state", "severity"),
     [
         (partition([0, 1]), "under-replicated", "warning"),
         (partition([0]), "under min ISR", "error"),
@@ -130,9 +134,9 @@ def test_a_users_topic_is_named_before_rayqs_own() -> None:
     ],
 )
 def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
-    one: PartitionInfo, state: str, severity: str
+    info: PartitionInfo, state: str, severity: str
 ) -> None:
-    problem = only(find_problems(cluster(), [topic(one)]))
+    problem = only(find_problems(cluster(), [topic(info)]))
     assert problem.severity == severity
     assert state in problem.what
     assert "t-0" in problem.what
@@ -141,9 +145,9 @@ def test_a_partition_that_lacks_replicas_says_how_bad_it_is(
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
 def test_what_rayq_keeps_from_when_there_were_fewer_brokers_is_to_be_copied(name: str) -> None:
-    one = partition([0], replicas=[replica(0)])
-    own = TopicInfo(name, "id", [one], {})
-    problem = only(find_problems(cluster(), [own, topic(one)]))
+    info = partition([0], replicas=[replica(0)])
+    own = TopicInfo(name, "id", [info], {})
+    problem = only(find_problems(cluster(), [own, topic(info)]))
     assert is_healthy([problem])
     assert "1 replica of each partition, and there are 3 brokers" in problem.what
     assert problem.next_command == f"rayq topic set-replication-factor {name} -r 3"
@@ -156,8 +160,8 @@ def test_replicas_that_are_only_added_are_nothing_to_worry_about() -> None:
 
 
 def test_an_offline_partition_gives_its_reason_and_the_last_resort() -> None:
-    one = partition([0], None, "broker 0 is waited for")
-    problem = only(find_problems(cluster(), [topic(one)]))
+    info = partition([0], None, "broker 0 is waited for")
+    problem = only(find_problems(cluster(), [topic(info)]))
     assert problem.why == "broker 0 is waited for"
     assert "--unclean" in problem.next_command
 
@@ -169,16 +173,16 @@ def test_what_troubles_a_follower_is_told() -> None:
 
 
 def test_min_insync_replicas_is_as_configured_or_the_majority() -> None:
-    one = partition([0, 1])
-    assert min_insync_of(topic(one), one) == 2
-    assert min_insync_of(topic(one, min_insync_replicas=3), one) == 3
-    assert partition_state(one, 3) == "under min ISR"
+    info = partition([0, 1])
+    assert min_insync_of(topic(info), info) == 2
+    assert min_insync_of(topic(info, min_insync_replicas=3), info) == 3
+    assert partition_state(info, 3) == "under min ISR"
 
 
 def test_while_a_partition_moves_its_target_counts() -> None:
     copies = [replica(0), replica(1), replica(2), replica(3)]
-    one = partition([1, 2, 3], 1, replicas=copies, target=[1, 2, 3])
-    assert partition_state(one, min_insync_of(topic(one), one)) == "in sync"
+    info = partition([1, 2, 3], 1, replicas=copies, target=[1, 2, 3])
+    assert partition_state(info, min_insync_of(topic(info), info)) == "in sync"
 
 
 @pytest.mark.parametrize(
@@ -234,9 +238,9 @@ def test_a_move_says_what_it_waits_for_and_how_to_take_it_back() -> None:
 def test_a_transaction_hangs_a_minute_after_its_time_out(
     state: str, age_ms: int | None, next_command: str | None
 ) -> None:
-    one = TransactionListing("orders-7", state, 2**61, 4, age_ms, 60_000, 2)
-    assert one.is_hanging == (next_command is not None)
-    problems = find_problems(cluster(), [], transactions=[one])
+    listing = TransactionListing("orders-7", state, 2**61, 4, age_ms, 60_000, 2)
+    assert listing.is_hanging == (next_command is not None)
+    problems = find_problems(cluster(), [], transactions=[listing])
     assert [problem.next_command for problem in problems] == ([next_command] if next_command else [])
     for problem in problems:
         assert problem.severity == "warning" and "orders-7" in problem.what
@@ -277,8 +281,8 @@ def test_a_store_out_of_reach_is_an_error_once_records_are_only_there(
 
 
 def test_what_waits_for_the_store_is_told_once_it_is_late_or_stuck() -> None:
-    def found(one: RemotePartitionInfo) -> list[Problem]:
-        return find_problems(cluster(), [], store=store(), remote=[one])
+    def found(info: RemotePartitionInfo) -> list[Problem]:
+        return find_problems(cluster(), [], store=store(), remote=[info])
 
     unheard = RemotePartitionInfo(
         TopicPartition("t", 0), None, None, None, None, None, None, None, trouble="no leader"
@@ -293,8 +297,8 @@ def test_what_waits_for_the_store_is_told_once_it_is_late_or_stuck() -> None:
 
 
 def test_many_partitions_are_counted_and_some_named() -> None:
-    one = topic(partition([0, 1]))
-    topics = [TopicInfo(f"t{number}", "id", one.partitions, one.config) for number in range(20)]
+    info = topic(partition([0, 1]))
+    topics = [TopicInfo(f"t{number}", "id", info.partitions, info.config) for number in range(20)]
     problem = only(find_problems(cluster(), topics))
     assert problem.what.startswith("20 partitions are under-replicated: t0-0, ")
     assert problem.what.endswith("and 12 more")

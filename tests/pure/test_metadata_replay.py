@@ -147,7 +147,7 @@ def changed(state: ClusterState, *records: MetadataRecord) -> dict[str, Any]:
     """What is another now, after these records."""
     before = whole(built(state.snapshot()))
     apply(state, list(records))
-    return {name: one for name, one in whole(state).items() if one != before[name]}
+    return {name: part for name, part in whole(state).items() if part != before[name]}
 
 
 def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None:
@@ -236,7 +236,7 @@ def test_a_snapshot_of_an_epoch_without_a_mark_tells_who_controls_now(state: Clu
 
 
 def test_every_record_is_read_as_it_was_written() -> None:
-    assert [decode_record(encode_record(one)) for one in RECORDS] == RECORDS
+    assert [decode_record(encode_record(record)) for record in RECORDS] == RECORDS
     assert decode_records(encode_records(RECORDS)) == RECORDS
     assert decode_entry(encode_together(RECORDS)) == RECORDS
     assert decode_entry(encode_together([])) == []
@@ -257,7 +257,9 @@ def test_look_ups_find_what_is_there_and_nothing_else(state: ClusterState) -> No
     assert state.live_processes(state.topics["T"].partitions[0]) == {0: process(0)}
     found = [(topic.name, number) for topic, number, _ in state.all_partitions()]
     assert found == [("t", 0), ("t", 1), ("u", 0)]
-    on = [[(topic.name, number) for topic, number, _ in state.replicas_on(one)] for one in range(4)]
+    on = [
+        [(topic.name, number) for topic, number, _ in state.replicas_on(host)] for host in range(4)
+    ]
     assert on == [[("t", 0), ("t", 1)], [("t", 0), ("t", 1)], [("t", 1), ("u", 0)], []]
     assert [queue.name for queue in state.queues_of("T")] == ["p", "q"]
     assert state.queues_of("U") == []
@@ -265,9 +267,9 @@ def test_look_ups_find_what_is_there_and_nothing_else(state: ClusterState) -> No
 
 def test_retention_keeps_what_the_lowest_pin_of_that_partition_needs(state: ClusterState) -> None:
     asked = [("T", 0), ("T", 1), ("T", 2), ("U", 0), ("U", 1)]
-    assert [state.pinned_offset(*one) for one in asked] == [3, 8, None, None, 1]
+    assert [state.pinned_offset(*place) for place in asked] == [3, 8, None, None, 1]
     apply(state, [SnapshotUnpinned("two", "T"), SnapshotPinned("one", "T", {1: 9}, 100)])
-    assert [state.pinned_offset(*one) for one in asked] == [None, 9, None, None, 1]
+    assert [state.pinned_offset(*place) for place in asked] == [None, 9, None, None, 1]
 
 
 def test_what_a_config_does_not_say_is_told_with_its_default(state: ClusterState) -> None:
@@ -374,7 +376,7 @@ def test_what_is_in_the_store_is_known_until_it_is_garbage(state: ClusterState) 
     garbage = RemoteGarbage("T", "t", 9, ("c/T/",))
     assert changed(state, garbage).keys() == {"topics", "garbage"}
     partitions = state.topics["T"].partitions.values()
-    assert [(one.remote, one.is_remote_doubted) for one in partitions] == [(None, False)] * 2
+    assert [(found.remote, found.is_remote_doubted) for found in partitions] == [(None, False)] * 2
     apply(state, [RemoteGarbageRemoved("X")])
     assert state.garbage == {"T": garbage}
 
@@ -433,8 +435,8 @@ def test_a_queue_is_altered_and_deleted_by_its_id(state: ClusterState) -> None:
 def test_a_forced_set_of_voters_forgets_the_marks(state: ClusterState) -> None:
     two = (Voter(0, "d0"), Voter(2, "d2"))
     assert changed(state, VotersChanged(two)) == {"voters": two}
-    one = (Voter(2, "d2"),)
-    assert changed(state, VotersChanged(one, clean=False)) == {"voters": one, "marks": {}}
+    alone = (Voter(2, "d2"),)
+    assert changed(state, VotersChanged(alone, clean=False)) == {"voters": alone, "marks": {}}
 
 
 def test_a_request_and_a_block_of_ids_change_nothing_else(state: ClusterState) -> None:

@@ -26,8 +26,8 @@ def test_names_carry_their_unit_and_kind_as_prometheus_has_it() -> None:
 
 def test_a_counter_is_the_same_object_for_the_same_labels() -> None:
     metrics = Metrics()
-    one = metrics.counter("rayq_bytes_in_total", topic="orders", partition=0)
-    one.value += 5
+    counter = metrics.counter("rayq_bytes_in_total", topic="orders", partition=0)
+    counter.value += 5
     metrics.counter("rayq_bytes_in_total", topic="orders", partition=0).value += 2
     metrics.counter("rayq_bytes_in_total", topic="orders", partition=1).value += 1
     assert [sample.value for sample in metrics.collect()] == [7, 1]
@@ -133,7 +133,7 @@ def test_what_two_processes_tell_of_one_thing_is_not_added_up() -> None:
             Sample("rayq_leader_elections_total", {"cluster": "main"}, 2),
         ]
     )
-    assert {one.name: one.value for one in found} == {
+    assert {sample.name: sample.value for sample in found} == {
         "rayq_partition_latest_offset": 1010,
         "rayq_active_brokers": 3,
         "rayq_leader_elections_total": 6,
@@ -141,8 +141,8 @@ def test_what_two_processes_tell_of_one_thing_is_not_added_up() -> None:
 
 
 def test_samples_of_a_newer_server_are_put_together_too() -> None:
-    (one,) = merged([Sample("rayq_of_the_future", {}, 1), Sample("rayq_of_the_future", {}, 1)])
-    assert one.value == 2
+    (sample,) = merged([Sample("rayq_of_the_future", {}, 1), Sample("rayq_of_the_future", {}, 1)])
+    assert sample.value == 2
 
 
 def test_a_sample_travels() -> None:

@@ -199,8 +199,8 @@ LED = PartitionValue((0, 1, 2), members(0, 1, 2), (), 0, "0a", 5, 9)
 
 def place(state: ClusterState, number: int, value: PartitionValue) -> None:
     apply(state, [PartitionChanged("id-t", number, value)])
-    for one in running(*value.replicas).values():
-        apply(state, [msgspec.structs.replace(one, partition=number)])
+    for process in running(*value.replicas).values():
+        apply(state, [msgspec.structs.replace(process, partition=number)])
 
 
 def fence(state: ClusterState, *brokers: int) -> None:
@@ -209,7 +209,7 @@ def fence(state: ClusterState, *brokers: int) -> None:
 
 
 def values(records: Any) -> dict[int, PartitionValue]:
-    return {one.partition: one.value for one in records}
+    return {record.partition: record.value for record in records}
 
 
 def alter(
@@ -322,9 +322,9 @@ def test_moves_complete_whose_target_was_heard_and_is_in_sync(state: ClusterStat
     for number, isr in enumerate([(0, 3, 1, 2), (0, 1, 2), (0, 4, 1, 2)]):
         target = (4 if number == 2 else 3, 1, 2)
         place(state, number, msgspec.structs.replace(begun(LED, target, 7), isr=members(*isr)))
-    one = state.topics["id-t"].partitions[0].value
+    moving = state.topics["id-t"].partitions[0].value
     done = ended(
-        one, (3, 1, 2), isr=members(3, 1, 2), leader=3, leader_incarnation="3a", leader_epoch=6)
+        moving, (3, 1, 2), isr=members(3, 1, 2), leader=3, leader_incarnation="3a", leader_epoch=6)
     assert values(reassignment.complete_moves(state, {1, 2, 3})) == {0: done}
     assert values(reassignment.complete_moves(state, {1, 2, 3, 4})).keys() == {0, 2}
     assert reassignment.complete_moves(state, {0, 1, 2}) == []
@@ -485,7 +485,7 @@ def test_a_rebuild_stops_where_there_is_no_room(
 ) -> None:
     fence(state, 1, 2, 3, 4)
     records = values(reassignment.rebuild(state, {1, 2, 3, 4}))
-    assert {number: one.adding for number, one in records.items()} == {0: (5,)}
+    assert {number: record.adding for number, record in records.items()} == {0: (5,)}
     apply(state, [registration(5, 2)])
     for most, moved in [(0, set()), (1, {0}), (2, {0, 1}), (9, {0, 1, 2})]:
         monkeypatch.setattr(reassignment, "REBUILDS_MAX", most)

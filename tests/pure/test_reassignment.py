@@ -353,7 +353,11 @@ def test_a_cordoned_broker_takes_no_new_replicas_and_stays_cordoned_when_it_rest
     register(state, 4, start=2)
     apply(state, topic_changes.new_topic(
         state, topic_id="id-u", name="u", partitions=3, replication_factor=None, options={}))
-    placed = {one for number in range(3) for one in state.topics["id-u"].partitions[number].value.replicas}
+    placed = {
+        host
+        for number in range(3)
+        for host in state.topics["id-u"].partitions[number].value.replicas
+    }
     assert placed == {0, 1, 2}
     with pytest.raises(InvalidReplicationFactorError, match=r"cordoned: \[3, 4\]"):
         topic_changes.new_topic(
@@ -383,7 +387,7 @@ def steps(state: ClusterState) -> list[list[int]]:
 
 
 def test_a_cordoned_voter_is_replaced_and_the_other_joins_first(state: ClusterState) -> None:
-    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 2)))])
+    apply(state, [VotersChanged(tuple(Voter(voter, f"d{voter}") for voter in (0, 1, 2)))])
     assert steps(state) == []
     apply(state, decide(state, messages.CordonBroker(1, True)))
     assert steps(state) == [[0, 1, 2, 3], [0, 2, 3]]
@@ -395,7 +399,7 @@ def test_a_cordoned_voter_is_replaced_and_the_other_joins_first(state: ClusterSt
 
 def test_a_cluster_that_forms_keeps_voters_that_have_not_registered_yet() -> None:
     state = ClusterState()
-    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 2)))])
+    apply(state, [VotersChanged(tuple(Voter(voter, f"d{voter}") for voter in (0, 1, 2)))])
     register(state, 0)
     assert steps(state) == []
     register(state, 1)
@@ -403,7 +407,7 @@ def test_a_cluster_that_forms_keeps_voters_that_have_not_registered_yet() -> Non
 
 
 def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: ClusterState) -> None:
-    apply(state, [VotersChanged(tuple(Voter(one, f"d{one}") for one in (0, 1, 4)))])
+    apply(state, [VotersChanged(tuple(Voter(voter, f"d{voter}") for voter in (0, 1, 4)))])
     with pytest.raises(UnknownBrokerError):
         reassignment.remove_broker(state, 9)
     with pytest.raises(BrokerInUseError, match="holds replicas of 't-0'"):

@@ -65,8 +65,8 @@ def manifest(version: int, prefix: str = folder(), epoch: int = 1) -> str:
 
 def run_replicas(state: ClusterState, *brokers: int, topic: str = "t") -> None:
     for broker in brokers:
-        one = ReplicaRegistration(id_of(topic), 0, f"{broker}a", "h", 1, None, 0)
-        apply(state, broker_changes.register_replicas(state, broker, [one], EVERYONE))
+        registration = ReplicaRegistration(id_of(topic), 0, f"{broker}a", "h", 1, None, 0)
+        apply(state, broker_changes.register_replicas(state, broker, [registration], EVERYONE))
 
 
 def tiered(name: str = "t", **arguments: Any) -> ClusterState:
@@ -328,7 +328,7 @@ def test_a_restored_topic_gives_up_the_objects_that_it_came_with_too() -> None:
         manifest(3, place)
         for place in (folder(1, "old", OTHER), folder(0, "gone"), folder(2, "gone"))
     ]
-    restored = [pointer(3, manifest=one) for one in manifests]
+    restored = [pointer(3, manifest=name) for name in manifests]
     create(state, partitions=5, restored=[None, *restored])
     assert remote_changes.give_up_remote(state, state.topics[id_of("t")], 9) == [
         RemoteGarbage(id_of("t"), "t", 9, (
@@ -625,9 +625,9 @@ def test_what_is_asked_of_folders_costs_as_much_as_there_are(
         more = [
             pointer(manifest=manifest(1, folder(number, "more", OTHER))) for number in range(count)
         ]
-        for one in range(4):
-            left = tuple(folder(number, f"left{one}", OTHER) for number in range(count))
-            state.garbage[f"g{one}"] = RemoteGarbage(f"g{one}", "g", 0, left, one % 2 == 0)
+        for index in range(4):
+            left = tuple(folder(number, f"left{index}", OTHER) for number in range(count))
+            state.garbage[f"g{index}"] = RemoteGarbage(f"g{index}", "g", 0, left, index % 2 == 0)
         config, costs = TopicConfig(remote_storage=True), []
         for asks in (
             lambda: remote_changes.check_restored(state, config, count, more),

@@ -61,9 +61,11 @@ class Coordinator:
     def join(self, key: TransactionKey, *participants: tuple[str, int]) -> list[Record]:
         return [
             record
-            for one in participants
+            for part in participants
             for record in self.apply(
-                transaction_requests.join(self.state, key, one, now_s=self.now_s, now_ms=self.now_ms)
+                transaction_requests.join(
+                    self.state, key, part, now_s=self.now_s, now_ms=self.now_ms
+                )
             )
         ]
 
@@ -95,8 +97,8 @@ class Coordinator:
         return self.apply(transaction_requests.seal(self.state, "id", owner, key, now_ms=self.now_ms))
 
     def mark(self, key: TransactionKey, *participants: tuple[str, int]) -> None:
-        for one in participants:
-            self.apply(changes.marker_written(self.state, key, one))
+        for part in participants:
+            self.apply(changes.marker_written(self.state, key, part))
 
     def abort(self, key: TransactionKey) -> list[Record]:
         return self.apply(changes.abort(self.state, key, now_ms=self.now_ms))
@@ -119,9 +121,9 @@ def of() -> Coordinator:
 
 
 def test_each_id_has_a_family_of_its_own_and_begins_with_epoch_0(of: Coordinator) -> None:
-    one, other = of.init(name="one"), of.init(name="other")
-    assert one.epoch == other.epoch == 0
-    assert one.family != other.family
+    first, other = of.init(name="one"), of.init(name="other")
+    assert first.epoch == other.epoch == 0
+    assert first.family != other.family
 
 
 def test_without_a_family_in_hand_an_id_is_not_begun(of: Coordinator) -> None:
@@ -200,9 +202,9 @@ def test_a_sealed_transaction_gets_no_more_partitions_and_ends_as_any(
     key = of.init()
     of.join(key, P0, P1)
     assert of.seal(key) and of.seal(key) == []
-    for one in (P0, P2):
+    for place in (P0, P2):
         with pytest.raises(TransactionEndedError):
-            of.join(key, one)
+            of.join(key, place)
     of.fail_over()
     with pytest.raises(TransactionEndedError):
         of.join(key, P0)
