@@ -152,7 +152,7 @@ class Groups(Led):
             "uniform",
             session_ms,
             60_000,
-            [("T", one) for one in owned],
+            [("T", number) for number in owned],
             wait_ms,
             reason,
         )
@@ -165,13 +165,13 @@ class Groups(Led):
         return await self.ask(messages.DescribeGroup(*WHERE, group))
 
     async def members(self) -> list[str]:
-        return [one.member for one in (await self.describe()).members]
+        return [member.member for member in (await self.describe()).members]
 
     async def list_groups(self) -> list[messages.GroupSummary]:
         return (await self.ask(messages.ListGroups(*WHERE))).groups
 
     async def set_offsets(self, offset: int, *partitions: int, group: str = "g") -> None:
-        offsets = [("T", one, offset) for one in partitions]
+        offsets = [("T", number, offset) for number in partitions]
         await self.ask(messages.SetGroupOffsets(*WHERE, group, offsets))
 
     async def delete(self, group: str = "g") -> None:
@@ -187,7 +187,7 @@ class Groups(Led):
         sequence: int = 1,
         principal: str | None = None,
     ) -> list[tuple[str, int, str, str]]:
-        offsets = [messages.OffsetCommit("T", one, offset, None, "") for one in partitions]
+        offsets = [messages.OffsetCommit("T", number, offset, None, "") for number in partitions]
         answer = await self.ask(
             messages.CommitOffsets(
                 *WHERE, "g", member, member_epoch, sequence, offsets, transaction
@@ -210,19 +210,21 @@ class Groups(Led):
 
     async def committed(self, *partitions: int, group: str = "g") -> list[messages.CommittedOffset]:
         answer = await self.ask(
-            messages.FetchCommitted(*WHERE, group, [("T", one) for one in partitions] or None)
+            messages.FetchCommitted(*WHERE, group, [("T", number) for number in partitions] or None)
         )
         return answer.offsets
 
     async def fetch(self, *partitions: int) -> dict[int, int]:
-        return {one.partition: one.offset for one in await self.committed(*partitions)}
+        return {
+            position.partition: position.offset for position in await self.committed(*partitions)
+        }
 
     def measured(self, name: str) -> dict[str, float]:
         """A metric of each group."""
         return {
-            one.labels["group"]: one.value
-            for one in self.environment.metrics.collect()
-            if one.name == name
+            sample.labels["group"]: sample.value
+            for sample in self.environment.metrics.collect()
+            if sample.name == name
         }
 
 

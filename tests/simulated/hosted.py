@@ -117,7 +117,7 @@ class Hosted:
             leader.produce(request, memoryview(make_batch(number, size=RECORD_BYTES)), principal=None)
             for number in range(records)
         ]
-        return [one for one in answers if isinstance(one, asyncio.Future)]
+        return [answer for answer in answers if isinstance(answer, asyncio.Future)]
 
     async def write(self, records: int) -> None:
         """Sends the leader so many records, and waits until they are committed and on disk."""
@@ -138,9 +138,9 @@ class Hosted:
         """What its process measures of it now, by names."""
         samples = self.environment.metrics.collect()
         return {
-            one.name: one.value
-            for one in samples
-            if "partition" in one.labels and one.count is None
+            sample.name: sample.value
+            for sample in samples
+            if "partition" in sample.labels and sample.count is None
         }
 
     async def _propose(self, request: messages.AlterPartition) -> None:

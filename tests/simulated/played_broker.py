@@ -109,9 +109,9 @@ class Broker:
         await asyncio.sleep(0.01)
         return messages.AlterPartitionsResponse(
             [
-                (one.topic_id, one.partition, *to_wire(StalePartitionError("no")))
-                for one in request.proposals
-                if one.partition in self.refused_partitions
+                (proposal.topic_id, proposal.partition, *to_wire(StalePartitionError("no")))
+                for proposal in request.proposals
+                if proposal.partition in self.refused_partitions
             ]
         )
 

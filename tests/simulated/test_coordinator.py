@@ -196,7 +196,7 @@ def test_a_log_that_cannot_be_read_is_told_and_read_again(
         with caplog.at_level(logging.ERROR):
             await asyncio.sleep(2.5 * READ_RETRY_S)
         assert of.words.loads == 3
-        assert [one.getMessage() for one in caplog.records] == ["__words-2 cannot be read: bad"]
+        assert [log.getMessage() for log in caplog.records] == ["__words-2 cannot be read: bad"]
         with pytest.raises(CoordinatorLoadingError) as told:
             await of.words.heard()
         assert told.value.message == (
@@ -252,7 +252,7 @@ def test_without_its_lease_it_says_nothing() -> None:
         assert of.words.may_be_heard()
         of.waits()
         saying, asking = (
-            asyncio.ensure_future(one) for one in (of.words.say("b"), of.words.heard())
+            asyncio.ensure_future(call) for call in (of.words.say("b"), of.words.heard())
         )
         await asyncio.sleep(0.01)
         assert not saying.done() and not asking.done(), "what it knows may not be committed"
@@ -322,9 +322,9 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
         if fails_later:
             await asyncio.sleep(0.01)
             of.is_starved()  # Whether these words are written is not known.
-        found = [await outcome(one) for one in waiting]
+        found = [await outcome(answer) for answer in waiting]
         expected = NotEnoughReplicasAfterAppendError if fails_later else NotEnoughReplicasError
-        assert [type(one) for one in found] == [expected] * 2
+        assert [type(error) for error in found] == [expected] * 2
         with pytest.raises(CoordinatorLoadingError) as told:
             of.words.check(generation)
         assert told.value.message == "The coordinator of __words-2 starts over: try again."
@@ -337,7 +337,7 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
 
     with caplog.at_level(logging.WARNING):
         played(work)
-    assert [one.getMessage()[:40] for one in caplog.records] == [
+    assert [log.getMessage()[:40] for log in caplog.records] == [
         "the coordinator of __words-2 starts over"
     ]
 

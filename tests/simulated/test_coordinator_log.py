@@ -45,9 +45,9 @@ class _Played:
             replica_log,
             leader,
             assignment,
-            encode=lambda one: (
-                one.key.encode(),
-                None if one.value is None else one.value.encode(),
+            encode=lambda record: (
+                record.key.encode(),
+                None if record.value is None else record.value.encode(),
             ),
             on_failure=self._failed,
         )
@@ -155,11 +155,11 @@ def test_an_answer_waits_for_what_was_decided_before_it_and_for_nothing_later() 
             await _turns()
         assert of.keys == ["a", "b", "c"]
         for place in range(3):
-            assert [one.done() for one in waiting] == [one < place for one in range(3)]
+            assert [waiter.done() for waiter in waiting] == [index < place for index in range(3)]
             assert (of.log.decided, of.log.committed) == (3, place)
             of.under_way[place].set_result(ANSWER)
             await _turns()
-        assert [one.result() for one in waiting] == [None] * 3
+        assert [waiter.result() for waiter in waiting] == [None] * 3
         assert of.log.committed == 3
         await asyncio.wait_for(of.log.until_committed(), 1)
 
@@ -184,7 +184,7 @@ def test_a_few_batches_are_under_way_and_what_comes_meanwhile_is_written_togethe
         of.under_way[1].set_result(ANSWER)
         await _turns()
         assert of.keys[WRITES_MAX:] == [rest, "z"]
-        assert [one.done() for one in waiting] == [one in "ab" for one in letters]
+        assert [waiter.done() for waiter in waiting] == [letter in "ab" for letter in letters]
         for future in of.under_way[2:]:
             future.set_result(ANSWER)
         await asyncio.gather(*waiting, last)
@@ -194,8 +194,8 @@ def test_a_few_batches_are_under_way_and_what_comes_meanwhile_is_written_togethe
             await _turns()
         assert len(of.batches) == 2 * WRITES_MAX + 2
         await asyncio.sleep(0)
-        for one in waiting:
-            one.cancel()
+        for waiter in waiting:
+            waiter.cancel()
 
     _played(story)
 
@@ -250,7 +250,7 @@ def test_an_answer_waits_for_the_batch_that_has_its_decision_where_batches_are_f
         for number, batch in enumerate(batches):
             await _turns()
             assert of.keys == batches[: number + 1]
-            assert {key for key, one in waiting.items() if one.done()} == set(committed)
+            assert {key for key, waiter in waiting.items() if waiter.done()} == set(committed)
             assert of.log.committed == len(committed)
             of.under_way[number].set_result(ANSWER)
             committed += batch
@@ -268,7 +268,7 @@ def test_what_is_dropped_is_not_written_and_its_requests_hear_why() -> None:
         of.log.append_later([_Record("x", "1")])
         of.log.drop(NotLeaderError("over"))
         await _turns()
-        assert [str(one.exception()) for one in waiting] == ["over"] * 7
+        assert [str(waiter.exception()) for waiter in waiting] == ["over"] * 7
         assert (of.log.generation, of.log.committed, of.log.decided) == (1, 7, 7)
         await asyncio.wait_for(of.log.until_committed(), 1)
         written = len(of.batches)
@@ -292,7 +292,7 @@ def test_what_is_dropped_is_not_written_and_its_requests_hear_why() -> None:
         assert of.keys[written + 1 :] == list("ijkl"), "the old ones are not counted"
         of.log.drop(NotLeaderError("over"))
         await asyncio.wait(more)
-        assert all(one.exception() for one in more)
+        assert all(waiter.exception() for waiter in more)
 
     _played(story)
 
@@ -315,7 +315,7 @@ def test_a_failed_append_drops_all_that_is_not_committed(fails_later: bool) -> N
             of.under_way[1].set_exception(error)
         await asyncio.wait(waiting)
         assert of.failures == [error]
-        assert [one.exception() for one in waiting] == [error] * len(waiting)
+        assert [waiter.exception() for waiter in waiting] == [error] * len(waiting)
         of.refusal, of.commits_at_once = None, True
         await of.decide("d")
         assert of.keys[-1] == "d" and of.failures == [error]

@@ -139,12 +139,12 @@ def test_who_waits_for_a_version_is_told_that_version_also_where_it_comes_in_a_s
             asyncio.ensure_future(broker.answers.queues(peer, queues)),
         ]
         await asyncio.sleep(0.1)
-        assert not any(one.done() for one in asked)
+        assert not any(request.done() for request in asked)
         await broker.install(VotersChanged(NEW), *CREATED, epoch=2, last_index=5)
         of_topics, of_queues = await asyncio.gather(*asked)
         assert (of_topics.version, of_queues.version) == (5, 5)
         assert (len(of_topics.topics), of_topics.voters) == (1, [1, 2, 3])
-        assert [one.queue_id for one in of_queues.queues] == ["Q"]
+        assert [queue.queue_id for queue in of_queues.queues] == ["Q"]
 
     _with_broker(work)
 

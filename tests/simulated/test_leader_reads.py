@@ -106,9 +106,9 @@ def offsets(data: bytes) -> list[int]:
 def counted(led: Led) -> dict[str, float]:
     """What the leader has counted of its readers."""
     return {
-        one.name: one.value
-        for one in led.log.environment.metrics.collect()
-        if one.name in ("rayq_records_out_total", "rayq_bytes_out_total")
+        sample.name: sample.value
+        for sample in led.log.environment.metrics.collect()
+        if sample.name in ("rayq_records_out_total", "rayq_bytes_out_total")
     }
 
 
@@ -245,7 +245,7 @@ def test_nothing_is_read_before_there_is_room_for_the_answer(
         ]
         await asyncio.sleep(1)
         assert reads == [] and played.asked == [("bring", START, 1 << 20)]
-        assert not any(one.done() for one in readers)
+        assert not any(reader.done() for reader in readers)
         is_taking = True
         room.grant()
         (answer, _), (_, stored_data) = await asyncio.gather(*readers)
@@ -649,7 +649,7 @@ def test_the_age_of_a_record_is_told_up_to_the_end_of_what_is_committed() -> Non
         assert played.asked == []
         for offset in (0, START, LOCAL_START - 1):
             assert await described(offset) == (7_000, now_ms - 7_000)
-        assert [one[1] for one in played.asked] == [START, START, LOCAL_START - 1]
+        assert [request[1] for request in played.asked] == [START, START, LOCAL_START - 1]
         led.flushed(31)
         await led.all_agree(31)
         await asyncio.sleep(2)

@@ -195,19 +195,21 @@ def test_closed_segments_are_stored_and_listed_without_a_hole() -> None:
         assert led.describe().lag_bytes > 0
         await led.look()
         manifest, pointer = await led.manifest(), led.controller.pointer
-        closed = [one for one in led.log.log.local_segments() if one.is_closed]
+        closed = [segment for segment in led.log.log.local_segments() if segment.is_closed]
         assert pointer is not None and pointer == led.remote.pointer
         assert (manifest.start, manifest.end) == (0, closed[-1].next_offset) == (0, pointer.end)
-        assert manifest.data_bytes == sum(one.size_bytes for one in closed)
+        assert manifest.data_bytes == sum(segment.size_bytes for segment in closed)
         assert manifest.epochs == [(LEADER_EPOCH, 0)] and manifest.end_epoch == LEADER_EPOCH
         assert (manifest.topic, manifest.partitions, manifest.config) == ("t", 1, led.config)
-        assert {one.name for one in manifest.objects} == set(led.objects.names(ObjectKind.DATA))
+        assert {stored.name for stored in manifest.objects} == set(
+            led.objects.names(ObjectKind.DATA)
+        )
         assert (led.describe().lag_bytes, led.describe().trouble) == (0, None)
-        versions = [one.version for one in led.controller.moves]
+        versions = [move.version for move in led.controller.moves]
         await led.write(10)
         await led.look()
         assert (await led.manifest()).end > closed[-1].next_offset
-        assert [one.version for one in led.controller.moves] == [*versions, versions[-1] + 1]
+        assert [move.version for move in led.controller.moves] == [*versions, versions[-1] + 1]
 
     leading(work)
 
@@ -287,7 +289,7 @@ def test_a_commit_whose_fate_is_unknown_is_asked_for_again_and_nothing_is_delete
             assert led.remote.pointer is None, "no answer came, and no metadata"
             led.told()
         await led.look()
-        assert [one.version for one in led.controller.moves] == [1]
+        assert [move.version for move in led.controller.moves] == [1]
         assert led.remote.pointer == led.controller.pointer
         assert stored <= set(led.objects.store)
 
@@ -307,8 +309,8 @@ def test_a_commit_that_passes_while_the_lease_is_lost_lists_nothing_twice() -> N
         await led.write(10)
         await led.look(60)
         manifest = await led.manifest()
-        assert [one.start for one in manifest.objects][1:] == [
-            one.end for one in manifest.objects
+        assert [stored.start for stored in manifest.objects][1:] == [
+            stored.end for stored in manifest.objects
         ][:-1]
         assert led.log.failure is None and led.describe().lag_bytes == 0
 
@@ -359,7 +361,9 @@ def test_a_later_leader_goes_on_where_the_committed_list_ends() -> None:
         manifest = await led.manifest()
         assert manifest.version > before.version and manifest.start == 0
         assert manifest.epochs == [(LEADER_EPOCH, 0), (LEADER_EPOCH + 1, 23)]
-        epochs = {cast(RemoteName, parse_name(one.name)).leader_epoch for one in manifest.objects}
+        epochs = {
+            cast(RemoteName, parse_name(stored.name)).leader_epoch for stored in manifest.objects
+        }
         assert epochs == {LEADER_EPOCH, LEADER_EPOCH + 1}
 
     leading(work)
@@ -373,7 +377,7 @@ def test_a_store_that_is_away_is_tried_ever_more_slowly_and_then_all_goes_up() -
         await led.write(23)
         led.objects.failure = RemoteDeniedError("403.")
         await led.look(3600)
-        tries = sum(isinstance(one, messages.StoreRecords) for one in led.objects.asked)
+        tries = sum(isinstance(request, messages.StoreRecords) for request in led.objects.asked)
         assert 60 <= tries <= 4 * 150
         await led.write(200)  # Appends go on.
         assert led.describe().trouble == "403." and led.describe().lag_ms >= 3_500_000
@@ -391,7 +395,9 @@ def test_what_was_stored_behind_an_upload_that_failed_is_not_stored_again() -> N
         led.objects.fails_for = (messages.StoreRecords,)
         await led.look(60)
         manifest = await led.manifest()
-        assert {one.name for one in manifest.objects} == set(led.objects.names(ObjectKind.DATA))
+        assert {stored.name for stored in manifest.objects} == set(
+            led.objects.names(ObjectKind.DATA)
+        )
         assert led.describe().lag_bytes == 0 and manifest.start == 0
 
     leading(work)
@@ -482,7 +488,7 @@ def test_damage_on_the_disk_is_not_stored_and_ends_a_replica_that_is_not_alone(
         assert (led.log.failure is not None, led.log.is_damaged) == (not is_alone, not is_alone)
         if is_alone:
             assert "No other replica is in sync" in str(led.log.trouble)
-        assert all(one.end <= base_offset for one in led.controller.moves)
+        assert all(move.end <= base_offset for move in led.controller.moves)
 
     leading(work)
 
@@ -604,7 +610,7 @@ def test_what_a_queue_has_settled_leaves_disk_and_store_as_far_as_no_pin_holds_i
         await led.look(60)
         manifest = await led.manifest()
         assert led.log.log.start_offset == manifest.log_start == 33
-        assert all(one.end > 33 for one in manifest.objects)
+        assert all(stored.end > 33 for stored in manifest.objects)
 
     leading(work)
 
@@ -821,11 +827,11 @@ def test_objects_that_are_gone_or_changed_are_named_and_made_anew_from_local_rec
             return await led.leader.verify_remote(request)
 
         quick = await verify()
-        assert [one[0] for one in quick.problems] == [gone.name, short.name]
+        assert [problem[0] for problem in quick.problems] == [gone.name, short.name]
         assert (quick.checked_objects, quick.next_offset) == (len(before.objects), None)
         wrong = [gone.name, short.name, changed.name]
         deep = await verify(deep=True)
-        assert [one[0] for one in deep.problems] == wrong and deep.repaired == []
+        assert [problem[0] for problem in deep.problems] == wrong and deep.repaired == []
         repaired = await verify(deep=True, repair=True)
         assert repaired.repaired == wrong
         after = await led.manifest()
@@ -841,8 +847,8 @@ def test_what_no_local_record_covers_is_named_and_not_repaired() -> None:
         await led.write(23)
         await led.look()
         gone, there = (await led.manifest()).objects[:2]
-        for one in (gone, there):
-            del led.objects.store[one.name]
+        for name in (gone, there):
+            del led.objects.store[name.name]
         led.log.log.drop_local(gone.end)
         request = messages.VerifyRemote(TOPIC_ID, 0, LEADER_EPOCH, 0, False, True, objects_max=1)
         first = await led.leader.verify_remote(request)

@@ -356,7 +356,7 @@ def test_a_marker_is_acknowledged_when_it_is_committed_and_so_is_its_repetition(
         answers = [led.mark(), led.mark()]
         await led.settle()
         assert led.end == 2
-        assert not any(isinstance(one, asyncio.Future) and one.done() for one in answers)
+        assert not any(isinstance(found, asyncio.Future) and found.done() for found in answers)
         await led.copied()
         for answer in answers:
             assert isinstance(answer, asyncio.Future) and answer.result() == messages.Done()

@@ -171,7 +171,7 @@ class Partition:
             if chance.random() < 0.1 and self.sent:
                 key = chance.choice([*self.sent])  # It comes late.
             sent = self.sent.setdefault(key, 0)
-            waiting = [one for one in range(sent) if (*key, one) not in self.acknowledged]
+            waiting = [number for number in range(sent) if (*key, number) not in self.acknowledged]
             sequence = chance.choice([*waiting, sent, chance.randint(0, sent)])
             self.sent[key] = max(sent, sequence + 1)
             self.send(*key, sequence)
@@ -231,7 +231,8 @@ def check_log(headers: list[BatchHeader], outcomes: dict[Key, bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(10), *(pytest.param(one, marks=pytest.mark.thorough) for one in range(10, 30))]
+    "seed",
+    [*range(10), *(pytest.param(more, marks=pytest.mark.thorough) for more in range(10, 30))],
 )
 def test_transactions_are_whole_and_end_once_whatever_is_repeated_late_or_lost(seed: int) -> None:
     async def script(process: Process) -> None:
@@ -249,19 +250,19 @@ def test_transactions_are_whole_and_end_once_whatever_is_repeated_late_or_lost(s
                 pid_start_time=1,
             )
         )
-        one = Partition(log, random.Random(seed))
-        await one.lead()
+        partition = Partition(log, random.Random(seed))
+        await partition.lead()
         for _ in range(STEPS):
-            await one.step()
-            one.check()
-        await one.settle()
-        one.check()
-        headers = one.headers(log.log.end_offset)
-        check_log(headers, one.coordinator.outcomes)
+            await partition.step()
+            partition.check()
+        await partition.settle()
+        partition.check()
+        headers = partition.headers(log.log.end_offset)
+        check_log(headers, partition.coordinator.outcomes)
         assert log.last_stable_offset == log.log.end_offset
-        at = {(*key_of(one), one.base_sequence): one.base_offset for one in headers}
-        assert all(at[number] == offset for number, offset in one.acknowledged.items())
-        assert len(one.acknowledged) > 10 and len(one.marked) > 2
+        at = {(*key_of(header), header.base_sequence): header.base_offset for header in headers}
+        assert all(at[number] == offset for number, offset in partition.acknowledged.items())
+        assert len(partition.acknowledged) > 10 and len(partition.marked) > 2
 
     with World(seed=seed) as world:
         process = world.host("broker").process("replica")

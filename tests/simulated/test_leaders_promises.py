@@ -320,19 +320,19 @@ def test_who_waits_for_a_deposed_leader_hears_it_at_once() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()
         waiting = [
-            asyncio.ensure_future(one)
-            for one in (
+            asyncio.ensure_future(call)
+            for call in (
                 led.reading(END, wait_ms=60_000),
                 led.copying(2, END, 6, log_start=9, wait_ms=60_000),
                 led.deleting(9, timeout_ms=60_000),
             )
         ]
         await asyncio.sleep(WAIT_S)
-        assert not any(one.done() for one in waiting)
+        assert not any(waiter.done() for waiter in waiting)
         led.leader.end("another leads")
-        for one in waiting:
+        for waiter in waiting:
             with pytest.raises(NotLeaderError, match="does not lead t-0 .another leads."):
-                await asyncio.wait_for(one, AT_ONCE_S)
+                await asyncio.wait_for(waiter, AT_ONCE_S)
 
     leading(work)
 

@@ -74,9 +74,9 @@ class Servers:
         if isinstance(request, messages.AllocateProducerId):
             return messages.AllocateProducerIdResponse(77, 0)
         found = [
-            one
-            for one in self.topics
-            if one.name in (request.topics or []) or one.topic_id in request.topic_ids
+            topic
+            for topic in self.topics
+            if topic.name in (request.topics or []) or topic.topic_id in request.topic_ids
         ]
         return messages.MetadataResponse("c", 1, 1, self.controller, [], [], found)
 
@@ -281,13 +281,18 @@ def test_questions_that_differ_are_asked_apart_and_equal_ones_together() -> None
         of.answer = answer
         other = make_family(0, 7)
         assert await asyncio.gather(
-            *(of.peers.outcome(*one) for one in 2 * [(FAMILY, 0), (FAMILY, 1), (other, 0)])
+            *(
+                of.peers.outcome(*transaction)
+                for transaction in 2 * [(FAMILY, 0), (FAMILY, 1), (other, 0)]
+            )
         ) == 2 * [f"{FAMILY}, 0", f"{FAMILY}, 1", f"{other}, 0"]
         assert len(of.asked) == 3
-        await asyncio.gather(*(of.peers.abort(*one) for one in 2 * [(FAMILY, 0), (FAMILY, 1)]))
+        await asyncio.gather(
+            *(of.peers.abort(*transaction) for transaction in 2 * [(FAMILY, 0), (FAMILY, 1)])
+        )
         assert len(of.asked) == 5
         joins = [(FAMILY, 0, "T", 0), (FAMILY, 0, "T", 1), (FAMILY, 0, "U", 0), (FAMILY, 1, "T", 0)]
-        await asyncio.gather(*(of.peers.join(*one, principal=None) for one in 2 * joins))
+        await asyncio.gather(*(of.peers.join(*join, principal=None) for join in 2 * joins))
         assert len(of.asked) == 9
         await of.peers.join(*joins[0], principal=None)
         assert len(of.asked) == 10, "an answer is for those who waited for it"
@@ -303,7 +308,7 @@ def test_who_gives_up_a_question_leaves_it_to_the_others() -> None:
         waiting[0].cancel()
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(found[0], asyncio.CancelledError)
-        assert [repr(one) for one in found[1:]] == ["TransactionEndedError('late')"] * 2
+        assert [repr(error) for error in found[1:]] == ["TransactionEndedError('late')"] * 2
         assert found[1] is not found[2], "one object is never raised twice"
 
     played(work)
@@ -485,7 +490,7 @@ def test_topics_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(NotLeaderError):
                 await servers.mark(f"gone{number}")
         known = servers.peers._leaders, servers.peers._missing_since_s
-        assert [len(one) for one in known] == [10, 10]
+        assert [len(ids) for ids in known] == [10, 10]
         await servers.mark("T0")  # It is looked up again.
 
     played(work)

@@ -68,7 +68,7 @@ class Target:
         match request:
             case messages.ListOffsets():
                 at = self.end if request.timestamp_ms == messages.LATEST else self.start
-                epochs = [read_header(one).leader_epoch for one in self.batches]
+                epochs = [read_header(batch).leader_epoch for batch in self.batches]
                 return messages.ListOffsetsResponse(at, None, epochs[-1] if epochs else None), b""
             case messages.DescribeProducers():
                 known = self.producers.ids_from(request.first_producer_id, 1)
@@ -81,7 +81,9 @@ class Target:
                 ):
                     raise LogTruncatedError("cut")
                 found = [
-                    one for one in self.batches if read_header(one).last_offset >= request.offset
+                    batch
+                    for batch in self.batches
+                    if read_header(batch).last_offset >= request.offset
                 ]
                 return messages.FetchResponse(self.end, self.start, 0, self.end), b"".join(found)
             case messages.Produce():
@@ -118,18 +120,20 @@ class Target:
 
     def cut(self, offset: int) -> None:
         """An unclean election."""
-        self.batches = [one for one in self.batches if read_header(one).next_offset <= offset]
+        self.batches = [batch for batch in self.batches if read_header(batch).next_offset <= offset]
         self.producers.forget_from(offset)
         self.end, self.epoch = offset, self.epoch + 1
 
     def delete_below(self, offset: int) -> None:
         """Retention."""
-        self.batches = [one for one in self.batches if read_header(one).base_offset >= offset]
+        self.batches = [batch for batch in self.batches if read_header(batch).base_offset >= offset]
         self.start = offset
 
     def _end_of(self, epoch: int) -> int:
-        later = [read_header(one) for one in self.batches]
-        return min((one.base_offset for one in later if one.leader_epoch > epoch), default=self.end)
+        later = [read_header(batch) for batch in self.batches]
+        return min(
+            (batch.base_offset for batch in later if batch.leader_epoch > epoch), default=self.end
+        )
 
     @property
     def records(self) -> list[tuple[bytes | None, Headers]]:
@@ -285,7 +289,7 @@ class Leader:
         lost = self.state.reject(
             "h",
             self.state.state_epoch,
-            [(one, 1, f"error {one}") for one in offsets],
+            [(offset, 1, f"error {offset}") for offset in offsets],
             now_ms=0,
             now_s=0.0,
         )
@@ -460,7 +464,7 @@ def test_a_redrive_that_is_asked_again_after_each_death_makes_no_copy(seed: int)
             dies = asyncio.ensure_future(cluster.dead.wait())
             await asyncio.wait((asked, dies), return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
-                left = [one for one in left if one not in asked.result().moved]
+                left = [place for place in left if place not in asked.result().moved]
             asked.cancel()
             dies.cancel()
             leader.moves.stop()

@@ -78,8 +78,8 @@ class Kept(Led):
             return messages.ChangeResponse(self.newest)
         assert isinstance(request, messages.DescribeQueues)
         found = [
-            messages.QueueMetadata(one, one, "T", "t", {}, 1)
-            for one in sorted(self.queue_ids & set(request.queue_ids))
+            messages.QueueMetadata(queue_id, queue_id, "T", "t", {}, 1)
+            for queue_id in sorted(self.queue_ids & set(request.queue_ids))
         ]
         return messages.DescribeQueuesResponse(self.version, found)
 
@@ -138,9 +138,9 @@ class Kept(Led):
 
     def measured(self) -> list[tuple[str, float]]:
         return [
-            (one.labels["partition"], one.value)
-            for one in self.environment.metrics.collect()
-            if one.name == "rayq_queue_state_bytes"
+            (sample.labels["partition"], sample.value)
+            for sample in self.environment.metrics.collect()
+            if sample.name == "rayq_queue_state_bytes"
         ]
 
 
@@ -382,8 +382,8 @@ def test_answers_wait_until_all_is_committed() -> None:
         await of.write(fence, (b"a", b"1"))
         of.waits()
         waiting = [
-            asyncio.ensure_future(one)
-            for one in (
+            asyncio.ensure_future(call)
+            for call in (
                 of.write(fence, (b"a", b"2"), sequence=2),
                 of.open("q"),
                 of.open("r"),
@@ -391,7 +391,7 @@ def test_answers_wait_until_all_is_committed() -> None:
             )
         ]
         await asyncio.sleep(1)
-        assert not any(one.done() for one in waiting)
+        assert not any(waiter.done() for waiter in waiting)
         of.commits()
         found = await asyncio.gather(*waiting, return_exceptions=True)
         assert found[:2] == [
@@ -559,13 +559,17 @@ def test_many_queues_are_asked_for_in_pages(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(request)
         if isinstance(request, messages.ConfirmMetadata):
             return messages.ChangeResponse(7)
-        found = [one for one in request.queue_ids if one not in "bde"]
+        found = [queue_id for queue_id in request.queue_ids if queue_id not in "bde"]
         return messages.DescribeQueuesResponse(
-            7, [messages.QueueMetadata(one, one, "T", "t", {}, 1) for one in found]
+            7, [messages.QueueMetadata(queue_id, queue_id, "T", "t", {}, 1) for queue_id in found]
         )
 
     assert asyncio.run(state_coordinator.deleted_queues(set("abcde"), broker)) == set("bde")
-    pages = [(one.version_min, one.queue_ids) for one in asked if hasattr(one, "queue_ids")]
+    pages = [
+        (question.version_min, question.queue_ids)
+        for question in asked
+        if hasattr(question, "queue_ids")
+    ]
     assert pages == [
         (0, ["a", "b"]),
         (0, ["c", "d"]),

@@ -76,13 +76,13 @@ def test_it_presents_itself_and_says_what_it_has() -> None:
 def test_what_is_news_here_is_told_while_the_broker_holds_a_heartbeat() -> None:
     async def script(broker: Broker) -> None:
         await broker.tell(assigned(), version=2)
-        urgent = [one for one in broker.beats[1:] if one.wait_ms == 0]
+        urgent = [beat for beat in broker.beats[1:] if beat.wait_ms == 0]
         assert urgent == [messages.ReplicaHostHeartbeat(INCARNATION, 2, [status()], 0, 0)]
         await asyncio.sleep(1.0)
-        assert len([one for one in broker.beats[1:] if one.wait_ms == 0]) == 1
+        assert len([beat for beat in broker.beats[1:] if beat.wait_ms == 0]) == 1
         broker.host.replicas[0].fail(RayqError("it broke"))
         await asyncio.sleep(0.1)
-        (told,) = [one for one in broker.beats[1:] if one.wait_ms == 0][1:]
+        (told,) = [beat for beat in broker.beats[1:] if beat.wait_ms == 0][1:]
         assert told.replicas[0].failure == "it broke"
 
     playing(script)
@@ -101,11 +101,11 @@ def test_a_heartbeat_names_the_replicas_that_have_changed() -> None:
         written, *others = broker.beats[since:]
         assert (written.replicas, written.has_all) == ([status(1, LEADER_EPOCH)], False)
         assert len(others) >= 2
-        assert all(not one.replicas and not one.closed and not one.has_all for one in others)
-        assert {one.session for one in others} == {7}
+        assert all(not beat.replicas and not beat.closed and not beat.has_all for beat in others)
+        assert {beat.session for beat in others} == {7}
         await broker.tell(removed=[(IDS["u"], 0)])
         await asyncio.sleep(0.6)
-        assert [one.closed for one in broker.beats if one.closed] == [[(IDS["u"], 0)]]
+        assert [beat.closed for beat in broker.beats if beat.closed] == [[(IDS["u"], 0)]]
 
     playing(script)
 
@@ -124,7 +124,7 @@ def test_after_a_failure_all_replicas_are_named(error: RayqError) -> None:
         begun = len(broker.received)
         await asyncio.sleep(1.2)
         told = [request for _, request in broker.received[begun:]]
-        whole = [len(one.replicas) for one in told if getattr(one, "has_all", True)]
+        whole = [len(beat.replicas) for beat in told if getattr(beat, "has_all", True)]
         assert whole == [2]
 
     playing(script)
@@ -180,7 +180,7 @@ def test_a_broker_that_does_not_know_it_yet_is_attached_to_again() -> None:
         await asyncio.sleep(0.6)
         broker.refusals = [StaleBrokerError("who are you?")] * 2
         await asyncio.sleep(1.0)
-        assert [one.replicas for one in broker.attached] == [[], [status()], [status()]]
+        assert [attach.replicas for attach in broker.attached] == [[], [status()], [status()]]
         beats = len(broker.beats)
         broker.refusals = [RayqError("not now")] * 3
         await asyncio.sleep(1.0)
@@ -253,7 +253,7 @@ def test_what_waits_for_the_object_store_is_told() -> None:
             request = messages.Produce(IDS[topic], 0, LEADER_EPOCH, -1, 1000)
             await broker.ask(request, make_batch(0, size=500))
         await asyncio.sleep(1.0)
-        backlogs = [one.remote_backlog_bytes() for one in broker.host.replicas]
+        backlogs = [replica.remote_backlog_bytes() for replica in broker.host.replicas]
         assert min(backlogs) > 500
         assert broker.beats[-1].remote_backlog_bytes == sum(backlogs)
 
@@ -279,7 +279,7 @@ def test_newer_metadata_go_to_the_replica_that_is_there() -> None:
 def test_an_assignment_that_cannot_be_taken_holds_up_no_other() -> None:
     async def script(broker: Broker) -> None:
         await broker.tell(assigned("t", config={"retention_ms": "soon"}), assigned("u"), version=4)
-        assert [one.where for one in broker.host.replicas] == ["u-0"]
+        assert [replica.where for replica in broker.host.replicas] == ["u-0"]
         await asyncio.sleep(0.6)
         assert broker.beats[-1].version == 4
 
@@ -290,13 +290,13 @@ def test_what_was_removed_is_dropped_and_never_hosted_again() -> None:
     async def script(broker: Broker) -> None:
         await broker.tell(assigned(), assigned("u"))
         await broker.tell(removed=[(IDS["t"], 0)])
-        assert [one.where for one in broker.host.replicas] == ["u-0"]
+        assert [replica.where for replica in broker.host.replicas] == ["u-0"]
         with pytest.raises(UnknownTopicError):
             await broker.describe()
         directory = open_directory(broker, "t")  # Nobody holds it.
         directory.close()
         await broker.tell(assigned(partition_epoch=2))
-        assert [one.where for one in broker.host.replicas] == ["u-0"]
+        assert [replica.where for replica in broker.host.replicas] == ["u-0"]
         await broker.produce("u")
 
     playing(script)
@@ -364,7 +364,7 @@ def test_a_directory_that_cannot_be_used_ends_its_replica_and_no_other(trouble: 
         await asyncio.sleep(0.5)
         disk = broker.environment.disk
         if trouble == "a log that is cut off":
-            (path,) = [one for one in broker.node.disk.paths() if one.endswith(".log")]
+            (path,) = [name for name in broker.node.disk.paths() if name.endswith(".log")]
             file = disk.open(path)
             file.truncate(10)
             file.close()
@@ -395,7 +395,7 @@ def test_replicas_are_opened_some_at_a_time() -> None:
         assert 10 <= len(begun) <= 16
         await asyncio.sleep(20)
         assert len(broker.beats[-1].replicas) == 40
-        assert all(one.flushed == 0 for one in broker.beats[-1].replicas)
+        assert all(replica.flushed == 0 for replica in broker.beats[-1].replicas)
 
     playing(script)
 
@@ -514,10 +514,10 @@ def test_in_sync_sets_that_are_proposed_at_the_same_time_are_one_request() -> No
         broker.refused_partitions = {3, 7}
         await many_lag(broker, 60)
         first, *later = broker.all(messages.AlterPartitions)
-        asked = [one.partition for one in first.proposals]
-        asked += [one.partition for one in broker.all(messages.AlterPartition)[:1]]
+        asked = [proposal.partition for proposal in first.proposals]
+        asked += [proposal.partition for proposal in broker.all(messages.AlterPartition)[:1]]
         assert len(asked) >= 59 and len(set(asked)) == len(asked)
-        again = {one.partition for batch in later for one in batch.proposals}
+        again = {proposal.partition for batch in later for proposal in batch.proposals}
         assert again <= {3, 7}, "what was taken is not proposed again"
         undecided = [
             replica.assignment.partition
@@ -534,7 +534,9 @@ def test_a_controller_that_takes_no_batches_is_sent_single_proposals() -> None:
         broker.takes_batches = False
         await many_lag(broker, 20)
         assert len(broker.all(messages.AlterPartitions)) <= 4
-        assert {one.partition for one in broker.all(messages.AlterPartition)} == set(range(20))
+        assert {proposal.partition for proposal in broker.all(messages.AlterPartition)} == set(
+            range(20)
+        )
 
     playing(script)
 

@@ -34,7 +34,7 @@ def jobs_of(hosted: Hosted) -> list[str]:
 
 
 def segment_starts(hosted: Hosted) -> list[int]:
-    return [one.base_offset for one in hosted.log.log.local_segments()]
+    return [segment.base_offset for segment in hosted.log.log.local_segments()]
 
 
 # --- ticks ----------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_what_is_stored_leaves_the_disk_of_a_follower_too(
         starts = segment_starts(hosted)
         await hosted.tick()
         log = hosted.log.log
-        expected = max(one for one in starts if one <= 10) if starts_at == "segment" else 0
+        expected = max(start for start in starts if start <= 10) if starts_at == "segment" else 0
         assert (log.local_start_offset, log.start_offset) == (expected, 0)
         assert hosted.failures == 0
 

@@ -137,8 +137,8 @@ class Coordinating(Led):
         return TransactionKey(answer.family, answer.epoch)
 
     async def join(self, key: TransactionKey, *participants: tuple[str, int]) -> None:
-        for one in participants:
-            await self.ask(messages.JoinTransaction(*WHERE, *key, *one))
+        for participant in participants:
+            await self.ask(messages.JoinTransaction(*WHERE, *key, *participant))
 
     async def end(
         self,
@@ -183,16 +183,16 @@ class Coordinating(Led):
 
     def marked(self, key: TransactionKey) -> list[tuple[str, int, bool]]:
         return sorted(
-            (one.topic_id, one.partition, one.is_commit)
-            for one in self.leaders.markers
-            if (one.family, one.epoch) == key
+            (marker.topic_id, marker.partition, marker.is_commit)
+            for marker in self.leaders.markers
+            if (marker.family, marker.epoch) == key
         )
 
     def measured(self) -> list[tuple[str, float]]:
         return [
-            (one.labels["partition"], one.value)
-            for one in self.environment.metrics.collect()
-            if one.name == "rayq_open_transactions"
+            (sample.labels["partition"], sample.value)
+            for sample in self.environment.metrics.collect()
+            if sample.name == "rayq_open_transactions"
         ]
 
 

@@ -219,7 +219,7 @@ class Led:
 
     def measured(self) -> dict[str, float]:
         samples: list[Sample] = self.leader.transactions.measure(self.clock.monotonic())
-        return {one.name.removeprefix("rayq_partition_"): one.value for one in samples}
+        return {sample.name.removeprefix("rayq_partition_"): sample.value for sample in samples}
 
 
 def assignment(
