@@ -144,6 +144,6 @@ def test_no_line_is_longer_than_the_terminal(
             rayq_command(*line.split())
         shown = terminal.getvalue()
         assert shown.strip(), line
-        too_long = [one.strip() for one in shown.splitlines() if len(one) > 80]
-        assert [one for one in too_long if " " in one] == [], (line, shown)  # but long paths
+        too_long = [text.strip() for text in shown.splitlines() if len(text) > 80]
+        assert [text for text in too_long if " " in text] == [], (line, shown)  # but long paths
     producer.close()

@@ -90,9 +90,9 @@ def test_lines_are_put_taken_and_settled(rayq_command: Command, queue: str) -> N
     rayq.well("queue", "put", queue, "--delay", "1h", stdin=b"later\n")
     rayq.well("queue", "put", queue, "--at", "2000-01-01T00:00:00Z", stdin=b"4\n")
     peeked = rayq.well("queue", "peek", queue, "--json").json
-    assert [one["state"] for one in peeked] == ["ready", "ready", "ready", "delayed", "ready"]
+    assert [record["state"] for record in peeked] == ["ready", "ready", "ready", "delayed", "ready"]
     delayed = rayq.well("queue", "peek", queue, "--delayed", "--json").json
-    assert [one["offset"] for one in delayed] == [3]
+    assert [record["offset"] for record in delayed] == [3]
     assert rayq.well("queue", "take", queue, "--keep", "-n", "1").out == "1\n"
     eventually(
         lambda: rayq.well("queue", "describe", queue, "--json").json["partitions"][0]["ready"] == 4,
@@ -142,12 +142,14 @@ def test_dead_letters_are_looked_at_sent_back_and_dropped(
             opened.send(b"v%d" % number, key=b"k%d" % number, headers=[("h", b"%d" % number)])
     fail_all(cluster, queue, 6)
     found = dead_letters(rayq, queue, 6)
-    assert {one["source"] for one in found} == {f"{queue}/0/{n}" for n in range(6)}
-    assert {one["reason"] for one in found} == {"rejected"}
+    assert {letter["source"] for letter in found} == {f"{queue}/0/{n}" for n in range(6)}
+    assert {letter["reason"] for letter in found} == {"rejected"}
     listed = ("dead-letters", "list", queue, "--json", "--where")
     assert len(rayq.well(*listed, "error=timeout").json) == 3
-    assert [one["key"] for one in rayq.well(*listed, "key=k2", "--where", "key=k9").json] == ["k2"]
-    assert [one["value"] for one in rayq.well(*listed, "header=h=4").json] == ["v4"]
+    assert [letter["key"] for letter in rayq.well(*listed, "key=k2", "--where", "key=k9").json] == [
+        "k2"
+    ]
+    assert [letter["value"] for letter in rayq.well(*listed, "header=h=4").json] == ["v4"]
     assert rayq.well(*listed, "since=-0s").json == []
     assert len(rayq.well(*listed, "since=-1h").json) == 6
     shown = rayq.well("dead-letters", "show", queue, f"0/{found[0]['offset']}").out
@@ -164,7 +166,7 @@ def test_dead_letters_are_looked_at_sent_back_and_dropped(
         timeouts = Filter(errors=("timeout",))
         return await asyncio.gather(*(letters.settle(timeouts, to_topic="") for _ in range(2)))
 
-    assert {3} >= {one.moved for one in background.run(twice())} - {0}
+    assert {3} >= {ended.moved for ended in background.run(twice())} - {0}
     assert rayq.well(*redrive, "-y", "--where", "error=Timeout", "--json").json["matched"] == 0
     assert len(rayq.well("queue", "peek", queue, "--json").json) == 3
     back = rayq.well("queue", "take", queue, "--json").out
@@ -198,10 +200,10 @@ def test_a_dead_letter_that_a_producer_wrote_is_marked_and_its_target_shown(
         producer.send(queue + ".dead", b"forged", headers=source).result()
         producer.send(queue + ".dead", b"aimless").result()
     found = rayq.well("dead-letters", "list", queue, "--json").json
-    assert {one["value"]: one["by"] for one in found} == {
+    assert {letter["value"]: letter["by"] for letter in found} == {
         "v": "queue", "forged": "producer", "aimless": "producer",
     }
-    forged = next(one for one in found if one["value"] == "forged")
+    forged = next(letter for letter in found if letter["value"] == "forged")
     shown = rayq.well("dead-letters", "show", queue, f"0/{forged['offset']}").out
     assert "written by: a producer" in shown
     preview = rayq.well("dead-letters", "redrive", queue, "--dry-run").out
@@ -209,7 +211,7 @@ def test_a_dead_letter_that_a_producer_wrote_is_marked_and_its_target_shown(
     assert "1 dead letter to topic payments, 1 of them written by a producer" in preview
     assert "1 dead letter without a target, 1 of them" in preview
     targets = rayq.well("dead-letters", "redrive", queue, "--dry-run", "--json").json["targets"]
-    assert {one["topic"]: (one["letters"], one["by_producers"]) for one in targets} == {
+    assert {target["topic"]: (target["letters"], target["by_producers"]) for target in targets} == {
         queue: (1, 0), "payments": (1, 1), None: (1, 1),
     }
 
@@ -233,7 +235,9 @@ def test_the_dead_letters_of_a_pool_go_back_too(
             )
     name = topic + "-dlq"
     found = rayq.well("dead-letters", "list", name, "--where", "error=keyerror: no", "--json").json
-    assert [one["error"] for one in found] == [f"KeyError: no {number}" for number in range(3)]
+    assert [letter["error"] for letter in found] == [
+        f"KeyError: no {number}" for number in range(3)
+    ]
     redrive = ("dead-letters", "redrive", name, "-y", "--json")
     assert rayq.well(*redrive, "--where", "error=no 1").json["moved"] == 1
     assert len(rayq.well("dead-letters", "list", name, "--json").json) == 2

@@ -36,7 +36,7 @@ def test_a_topic_from_create_to_delete(rayq_command: Command) -> None:
     described = rayq.well("topic", "describe", "cli-a", "--json").json
     assert described["config"]["retention_ms"] == 25_200_000
     assert described["config"]["segment_bytes"] == 2**20
-    assert [one["isr"] for one in described["partitions"]] != [[], []]
+    assert [partition["isr"] for partition in described["partitions"]] != [[], []]
     rayq.well("topic", "alter", "cli-a", "--delete", "retention_ms")
     described = rayq.well("topic", "describe", "cli-a", "--json").json
     assert described["config"]["retention_ms"] == 7 * 86_400_000
@@ -80,13 +80,13 @@ def test_the_oldest_records_are_deleted_up_to_where_one_says(
     ran = rayq(*delete, "--before", "2", "-y")
     assert ran.code == 1
     assert f"past the end of {name}-1" in ran.err and "nothing was deleted" in ran.err
-    one = (*delete, "-p", "0")
-    dry = rayq.well(*one, "--before", "2", "--dry-run", "--json").json
+    of_partition_0 = (*delete, "-p", "0")
+    dry = rayq.well(*of_partition_0, "--before", "2", "--dry-run", "--json").json
     assert dry == [{"partition": 0, "start_before": 0, "start": 2, "deleted": 2}]
-    assert "Nothing was deleted" in rayq.well(*one, "--before", "2", "--dry-run").out
+    assert "Nothing was deleted" in rayq.well(*of_partition_0, "--before", "2", "--dry-run").out
     assert sorted(rayq.well("topic", "consume", name, "-e").out.split()) == list("abcde")
-    rayq.well(*one, "--before", "1", "--yes")
-    assert rayq.well(*one, "--before", "-1", "-y", "--json").json[0]["start"] == 3
+    rayq.well(*of_partition_0, "--before", "1", "--yes")
+    assert rayq.well(*of_partition_0, "--before", "-1", "-y", "--json").json[0]["start"] == 3
     assert sorted(rayq.well("topic", "consume", name, "-e").out.split()) == ["d", "e"]
     (unchanged, _) = rayq.well(*delete, "--before", "@-1h", "-y", "--json").json
     assert (unchanged["start"], unchanged["deleted"]) == (3, 0)
@@ -224,7 +224,7 @@ def test_every_verb_has_help_and_json(rayq_command: Command) -> None:
             if hasattr(verb, "commands"):
                 groups.append(verb)
             else:
-                options = {name for one in verb.params for name in one.opts}
+                options = {name for param in verb.params for name in param.opts}
                 # What `work` prints is what the user's command prints.
                 assert "--json" in options or verb.name == "work", verb.name
                 seen += 1
@@ -243,7 +243,7 @@ def test_a_group_is_listed_described_moved_and_deleted(
     rayq.well("topic", "produce", name, "-p", "1", stdin=b"d\n")
     read = rayq.well("topic", "consume", name, "-g", group, "-e").out
     assert sorted(read.split()) == ["a", "b", "c", "d"]
-    listed = {one["group"]: one for one in rayq.well("group", "list", "--json").json}
+    listed = {row["group"]: row for row in rayq.well("group", "list", "--json").json}
     assert listed[group] == {
         "group": group,
         "state": "empty",
@@ -255,13 +255,13 @@ def test_a_group_is_listed_described_moved_and_deleted(
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
 
     dry = rayq.well("group", "seek", group, "--to", "beginning", "--dry-run", "--json").json
-    assert [(one["before"], one["after"]) for one in dry] == [(3, 0), (1, 0)]
+    assert [(row["before"], row["after"]) for row in dry] == [(3, 0), (1, 0)]
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == ""
     rayq.well("group", "seek", group, "--to", "-2", "-t", f"{name}/0", "-y")
     assert rayq.well("topic", "consume", name, "-g", group, "-e").out == "b\nc\n"
     rayq.well("group", "seek", group, "--shift", "-1", "-t", name, "--execute")
     described = rayq.well("group", "describe", group, "--json").json
-    assert [one["lag"] for one in described["partitions"]] == [1, 1]
+    assert [partition["lag"] for partition in described["partitions"]] == [1, 1]
     text = rayq.well("group", "describe", group).out
     assert f"{group}: empty, 0 members, lag 2" in text
     rayq.well("group", "seek", group, "--to", "@-1h", "-y")
@@ -277,9 +277,9 @@ def test_a_group_is_listed_described_moved_and_deleted(
 def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topic: str) -> None:
     status = rayq_command.well("status", "--json").json
     assert status["healthy"] is True
-    assert [one["state"] for one in status["brokers"]] == ["live"] * 3
+    assert [broker["state"] for broker in status["brokers"]] == ["live"] * 3
     assert status["partitions"]["in sync"] == sum(status["partitions"].values())
-    assert all(one["disk_free_bytes"] > 0 for one in status["brokers"])
+    assert all(broker["disk_free_bytes"] > 0 for broker in status["brokers"])
     text = rayq_command.well("status").out
     assert "3 of 3 brokers live" in text and text.endswith("Healthy.\n")
     assert "__" not in rayq_command.well("topic", "list").out
@@ -297,14 +297,14 @@ def test_status_and_health_of_a_cluster_that_is_well(rayq_command: Command, topi
     health = rayq_command.well("cluster", "health", "--json").json
     assert health["healthy"] is True
     info = rayq_command.well("cluster", "info", "--json").json
-    assert [one["broker"] for one in info["brokers"]] == [0, 1, 2]
+    assert [broker["broker"] for broker in info["brokers"]] == [0, 1, 2]
     assert info["voters"] == [0, 1, 2]
 
 
 def test_metrics_are_printed_and_chosen_by_name(rayq_command: Command, topic: str) -> None:
     rayq_command.well("topic", "produce", topic, stdin=b"a\n")
     active = rayq_command.well("cluster", "metrics", "active_controller", "--json").json
-    assert sum(one["value"] for one in active) == 1
+    assert sum(sample["value"] for sample in active) == 1
     text = rayq_command.well("cluster", "metrics", "records_in").out
     assert f"topic={topic}" in text
 
@@ -328,7 +328,7 @@ def test_health_of_a_cluster_without_a_broker_exits_3_and_says_what_to_do(
 
     def is_noticed() -> bool:
         info = fragile.admin.describe_topic("t").partitions[0]
-        live = [one.live for one in fragile.admin.describe_cluster().brokers]
+        live = [broker.live for broker in fragile.admin.describe_cluster().brokers]
         return live == [True, True, False] and 2 not in info.isr
 
     eventually(is_noticed, "the loss of broker 2 is noticed")
@@ -340,7 +340,7 @@ def test_health_of_a_cluster_without_a_broker_exits_3_and_says_what_to_do(
     ran = fragile_command("cluster", "health", "--json")
     assert ran.code == 3
     assert ran.json["healthy"] is False
-    assert all(one["next_command"] for one in ran.json["problems"])
+    assert all(problem["next_command"] for problem in ran.json["problems"])
     status = fragile_command.well("status").out
     assert "2 of 3 brokers live" in status
     # Without the other voters no controller can declare a broker dead.
@@ -464,7 +464,7 @@ def test_a_log_is_dumped_and_verified_from_disk(rayq_command: Command, topic: st
     directory = f"{cluster.data_dir}/broker-1/{topic}-0"
     assert "0 damaged" in rayq.well("log", "verify", directory).out
     reports = rayq.well("log", "verify", directory, "--json").json
-    assert [one["damage"] for one in reports] == [[]]
+    assert [report["damage"] for report in reports] == [[]]
 
 
 def test_verify_exits_3_on_damage(

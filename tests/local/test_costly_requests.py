@@ -47,20 +47,22 @@ def largest(kind: inspect.Type, place: int | None = None) -> Any:
     number = place or 0
     match kind:
         case inspect.UnionType(types=types):
-            of = {type(one): one for one in types if not isinstance(one, inspect.NoneType)}
+            of = {
+                type(option): option for option in types if not isinstance(option, inspect.NoneType)
+            }
             return largest(of.get(inspect.ListType) or next(iter(of.values())), place)
         case inspect.ListType(item_type=item, max_length=length):
             bytes_of_item = len(ENCODER.encode(largest(item, 0)))
             room = CLIENT_HEADER_BYTES_MAX * 8 // 10 // bytes_of_item if place is None else 3
-            return [largest(item, one) for one in range(min(length or 0, room))]
+            return [largest(item, index) for index in range(min(length or 0, room))]
         case inspect.DictType(key_type=key, value_type=value, max_length=length):
-            return {largest(key, one): largest(value, one) for one in range(length or 0)}
+            return {largest(key, index): largest(value, index) for index in range(length or 0)}
         case inspect.TupleType(item_types=types):
-            return tuple(largest(one, place) for one in types)
+            return tuple(largest(option, place) for option in types)
         case inspect.StructType(fields=fields, cls=cls) | inspect.NamedTupleType(
             fields=fields, cls=cls
         ):
-            return cls(**{one.name: largest(one.type, place) for one in fields})
+            return cls(**{field.name: largest(field.type, place) for field in fields})
         case inspect.IntType(ge=least, le=most):
             lowest = max(number, int(least or 0))
             return lowest if most is None else min(lowest, int(most))
@@ -127,7 +129,7 @@ class Attacked:
         """The largest request of its kind, and where it is answered."""
         struct = inspect.type_info(kind)
         assert isinstance(struct, inspect.StructType)
-        fields = {one.name: largest(one.type) for one in struct.fields}
+        fields = {field.name: largest(field.type) for field in struct.fields}
         leader, at = self.leader_for(kind), self.broker
         topic_id, partition, leader_epoch = leader.place
         t_id = self.leaders["t"].place[0]
@@ -150,7 +152,7 @@ class Attacked:
         for name, value in fields.items():
             is_of_partitions = isinstance(value, list) and isinstance(value[0], tuple)
             if is_of_partitions and isinstance(value[0][0], str):
-                    fields[name] = [(t_id, place, *one[2:]) for place, one in enumerate(value)]
+                    fields[name] = [(t_id, place, *entry[2:]) for place, entry in enumerate(value)]
         fields |= {name: value for name, value in known.items() if name in fields}
         return at, kind(**fields)
 
@@ -238,9 +240,9 @@ def requests_of_old(attacked: Attacked) -> dict[str, tuple[Leader | None, AnyReq
     ranges = {"acks": (0, 255, 1), "extends": (0, 255, 1, 1000), "nacks": (0, 255, 1, None)}
     costly: dict[str, tuple[Leader | None, AnyRequest]] = {
         f"10,000 {name} of one block": (
-            queue, msgspec.structs.replace(settle, **{name: [one] * 10_000})
+            queue, msgspec.structs.replace(settle, **{name: [places] * 10_000})
         )
-        for name, one in ranges.items()
+        for name, places in ranges.items()
     }
     keys: dict[str, Any] = {f"k{number}": number for number in range(200_000)}
     lists: dict[str, Any] = {"a": [[]] * 1_000_000}

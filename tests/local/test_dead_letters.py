@@ -43,7 +43,7 @@ class Operator:
     def at_once(self, *targets: str | None) -> list[Progress]:
         async def together() -> list[Progress]:
             return await asyncio.gather(
-                *(self._letters.settle(ALL, to_topic=one) for one in targets)
+                *(self._letters.settle(ALL, to_topic=target) for target in targets)
             )
 
         return self._background.run(together())
@@ -64,7 +64,7 @@ def rejected(cluster: LocalCluster, name: str, values: Iterable[bytes]) -> Opera
 
 
 def copies(cluster: LocalCluster, topic: str) -> Counter[bytes]:
-    return Counter(one.value or b"" for one in read_all(cluster, topic))
+    return Counter(record.value or b"" for record in read_all(cluster, topic))
 
 
 @pytest.mark.thorough
@@ -114,12 +114,12 @@ def test_a_record_that_dies_again_has_the_headers_of_its_last_death_only(
             assert task.headers == [] and task.delivery_count == 1
             task.fail(ValueError("broken"), retries=0)
             opened.flush()
-    assert {tuple(name for name, _ in one) for one in headers} == {
+    assert {tuple(name for name, _ in header) for header in headers} == {
         ("rayq.source", "rayq.reason", "rayq.count", "rayq.error")
     }
-    reasons = [dict(one)["rayq.reason"] for one in headers]
+    reasons = [dict(header)["rayq.reason"] for header in headers]
     assert reasons == [b"rejected", b"deliveries", b"deliveries"]
-    assert [dict(one)["rayq.source"] for one in headers] == [
+    assert [dict(header)["rayq.source"] for header in headers] == [
         b"%s/0/%d" % (queue.encode(), offset) for offset in range(3)
     ]
 
@@ -179,7 +179,7 @@ def test_what_cannot_go_back_says_why_and_stays(
     assert (outcome.moved, sum(outcome.refused.values())) == (1, 6)
     assert all(len(why) < 400 for why in outcome.refused), outcome.refused
     assert copies(cluster, smaller) == {b"fits": 1}
-    assert {one.record.value for one in operator.listed()} == places.keys() - {b"fits"}
+    assert {letter.record.value for letter in operator.listed()} == places.keys() - {b"fits"}
     # A topic of that name, made anew, takes it.
     cluster.create_topic(gone)
     assert operator.settle().moved == 1 and copies(cluster, gone) == {b"gone": 1}

@@ -337,7 +337,7 @@ def test_requests_out_of_place_are_answered_with_their_error(
     with pytest.raises(RayqError):
         ask(at, identity, Metadata())
     follower = next(
-        one for one in info.partitions[0].replicas if one.broker != info.partitions[0].leader
+        copy for copy in info.partitions[0].replicas if copy.broker != info.partitions[0].leader
     )
     assert follower.host is not None and follower.port is not None
     with pytest.raises(rayq.errors.NotLeaderError):

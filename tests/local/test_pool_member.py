@@ -60,15 +60,15 @@ class PlayedConsumer:
             self.member.drain()
             return []
         records = await self.steps.pop(0)(self)
-        for one in records:
-            self.positions[one.partition] = one.offset + 1
+        for read in records:
+            self.positions[read.partition] = read.offset + 1
         return records
 
     async def position(self, partition: TopicPartition) -> int:
         return self.positions[partition.partition]
 
     async def assignment(self) -> set[TopicPartition]:
-        return {place(one) for one in self.positions}
+        return {place(position) for position in self.positions}
 
     async def pause(self, *places: TopicPartition) -> None:
         self.paused.update(places)
@@ -86,7 +86,7 @@ class PlayedConsumer:
         """The positions that the group has at the end; a commit of all positions is left out."""
         found: dict[int, int] = {}
         for commit in self.commits:
-            found |= {one.partition: offset for one, offset in (commit or {}).items()}
+            found |= {place.partition: offset for place, offset in (commit or {}).items()}
         return found
 
 
@@ -164,7 +164,7 @@ def test_a_partition_that_goes_and_comes_back_within_one_poll_loses_no_record() 
     def handler(records: list[Record]) -> None:
         for error in failures:
             raise error
-        seen.extend(one.offset for one in records)
+        seen.extend(read.offset for read in records)
 
     async def comes_back(consumer: PlayedConsumer) -> list[Record]:
         await consumer.on_revoked({place(0)})
@@ -201,10 +201,10 @@ def test_whatever_a_handler_raises_ends_neither_the_loop_nor_the_consumer(is_asy
     seen: list[bytes | None] = []
 
     def handler(records: list[Record]) -> None:
-        for one in records:
-            if (error := RAISED.get(one.value or b"")) is not None:
+        for read in records:
+            if (error := RAISED.get(read.value or b"")) is not None:
                 raise error
-        seen.extend(one.value for one in records)
+        seen.extend(read.value for read in records)
 
     async def async_handler(records: list[Record]) -> None:
         await asyncio.sleep(0)
@@ -240,7 +240,7 @@ async def _nested(_given: object) -> Any:
 @pytest.mark.parametrize(
     "handler",
     [
-        lambda records: (one for one in records),
+        lambda records: (read for read in records),
         lambda records: map(print, records),
         lambda records: _nested(records),
         _nested,
@@ -307,7 +307,7 @@ def test_nothing_is_committed_past_a_dead_letter_that_cannot_be_written() -> Non
 
     class Handling:
         def __call__(self, records: list[Record]) -> None:
-            if any(one.offset == 1 for one in records):
+            if any(read.offset == 1 for read in records):
                 raise ValueError("never")
 
         def close(self) -> None:
@@ -336,7 +336,7 @@ def test_nothing_is_committed_past_a_dead_letter_that_cannot_be_written() -> Non
 
         played.async_consumer = watched  # type: ignore[method-assign]
         report = await played.run()
-        assert len(uncommitted) >= 2 and all(one == {0: 1} for one in uncommitted)
+        assert len(uncommitted) >= 2 and all(commit == {0: 1} for commit in uncommitted)
         assert played.consumer.committed == {0: 3}
         assert report.dead_letters == 1 and closed == [True] and played.producer.is_closed
         # Between two tries it polls, well within max_poll_interval_ms.
@@ -544,7 +544,7 @@ class Watcher:
         return dict.fromkeys(places, 5)
 
     async def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
-        if self.offline & {one.partition for one in places}:
+        if self.offline & {place.partition for place in places}:
             raise DisconnectedError("its leader is away")
         return dict.fromkeys(places, 5)
 

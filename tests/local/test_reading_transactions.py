@@ -106,7 +106,7 @@ class Writer:
 
 
 def values(cluster: Cluster, splits: Iterable[Split], **options: Any) -> list[bytes]:
-    batches = [batch for one in splits for batch in read_range(cluster, one, **options)]
+    batches = [batch for split in splits for batch in read_range(cluster, split, **options)]
     return [value for batch in batches for value in batch["value"].to_pylist()]
 
 
@@ -139,12 +139,12 @@ def test_consumers_of_both_levels(cluster: LocalCluster, topic: str) -> None:
     assert consumed(cluster, topic, isolation_level="read_uncommitted") == everything
     with cluster.consumer(topic, isolation_level="read_uncommitted") as consumer:
         consumer.seek_to_last(2)
-        assert [one.value for one in consumer.until_end(60)] == [b"c0", b"n0"]
+        assert [record.value for record in consumer.until_end(60)] == [b"c0", b"n0"]
     writer.end(C)
     assert consumed(cluster, topic) == [b"b0", b"c0", b"n0"]
     with cluster.consumer(topic) as consumer:
         consumer.seek_to_last(3)
-        assert [one.value for one in consumer.until_end(60)] == [b"b0", b"c0", b"n0"]
+        assert [record.value for record in consumer.until_end(60)] == [b"b0", b"c0", b"n0"]
 
 
 @pytest.mark.usefixtures("played")
@@ -161,7 +161,7 @@ def test_a_snapshot_waits_for_nobody_and_stays_as_it_was(
     writer.end(C, (1, 0), is_commit=False)
     writer.end(A, (0,))
     taken = snapshot(cluster, topic)
-    assert [one.without for one in taken] == [(A,), (A,)]
+    assert [read.without for read in taken] == [(A,), (A,)]
     assert values(cluster, taken) == [b"b", b"b"]
     writer.end(A, (1,))
     assert values(cluster, split_ranges(taken, 8)) == [b"b", b"b"]
@@ -257,7 +257,9 @@ class Load:
         self.records: dict[bytes, set[int]] = {}
         """How many records of each transaction may be visible in the end."""
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._write, args=(one,)) for one in range(3)]
+        self._threads = [
+            threading.Thread(target=self._write, args=(writer,)) for writer in range(3)
+        ]
 
     def __enter__(self) -> Load:
         for thread in self._threads:

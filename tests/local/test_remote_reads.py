@@ -68,7 +68,7 @@ class FakeObjects:
                 self._files.pop(request.name, None)
                 answer = messages.Done()
             case messages.SignObjects():
-                answer = messages.SignObjectsResponse([f"signed:{one}" for one in request.names])
+                answer = messages.SignObjectsResponse([f"signed:{name}" for name in request.names])
             case _:
                 raise AssertionError(request)
         return answer, memoryview(b"")
@@ -151,9 +151,9 @@ class Setting:
     def aheads(self) -> list[int]:
         """How much was asked to be read ahead, of data."""
         return [
-            one.read_ahead_bytes
-            for one in self.objects.asked
-            if one.position + one.length <= one.data_bytes
+            request.read_ahead_bytes
+            for request in self.objects.asked
+            if request.position + request.length <= request.data_bytes
         ]
 
 
@@ -198,7 +198,10 @@ def test_the_next_object_is_begun_before_the_reader_is_there(tmp_path: Path) -> 
             _, offset = await at.read(offset)
         assert at.reads._next_read is not None
         await at.reads._next_read[1]
-        assert any(one.name == at.rows[1].name and one.position == 0 for one in at.objects.asked)
+        assert any(
+            request.name == at.rows[1].name and request.position == 0
+            for request in at.objects.asked
+        )
 
     run(tmp_path, work)
 
@@ -341,13 +344,16 @@ def test_objects_of_a_range_are_named_from_the_one_with_its_start(tmp_path: Path
     async def work(at: Setting) -> None:
         first, second = at.rows
         found = await at.reads.ranges(1100, 1500, ranges_max=10)
-        assert [one.name for one in found] == [first.name, second.name]
-        assert [one.url for one in found] == [None, None]
+        assert [part.name for part in found] == [first.name, second.name]
+        assert [part.url for part in found] == [None, None]
         signed = await at.reads.signed(found, 1000)
-        assert [one.url for one in signed] == [f"signed:{one.name}" for one in at.rows]
-        assert [(one.start_offset, one.end_offset) for one in found] == [(1000, 1300), (1300, 1600)]
-        (one,) = await at.reads.ranges(1300, 5000, ranges_max=1)
-        assert (one.name, one.url) == (second.name, None)
+        assert [part.url for part in signed] == [f"signed:{row.name}" for row in at.rows]
+        assert [(part.start_offset, part.end_offset) for part in found] == [
+            (1000, 1300),
+            (1300, 1600),
+        ]
+        (only,) = await at.reads.ranges(1300, 5000, ranges_max=1)
+        assert (only.name, only.url) == (second.name, None)
         assert await at.reads.ranges(1600, 5000, ranges_max=10) == []
         sizes = [each.object_bytes for each in found]
         for bytes_max, count in ((0, 1), (sum(sizes) - 1, 1), (sum(sizes), 2)):
@@ -368,5 +374,5 @@ def test_a_cut_holds_whole_batches_from_the_offset_on() -> None:
         assert headers[0].base_offset <= offset < headers[0].next_offset
         assert headers[-1].next_offset == next_offset
         assert len(cut) <= bytes_max or len(headers) == 1
-        follows = [one for _, one in batches if one.base_offset == next_offset]
+        follows = [batch for _, batch in batches if batch.base_offset == next_offset]
         assert not follows or len(cut) + follows[0].length > bytes_max

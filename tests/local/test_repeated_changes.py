@@ -73,7 +73,7 @@ def test_a_change_whose_answer_is_lost_between_broker_and_controller_succeeds_on
     assert len(admin.describe_topic("repeated").partitions) == 3
     lose(AlterReassignments)
     place = TopicPartition("repeated", 0)
-    before = [one.broker for one in admin.describe_topic("repeated").partitions[0].replicas]
+    before = [replica.broker for replica in admin.describe_topic("repeated").partitions[0].replicas]
     admin.reassign_partitions({place: before[::-1]})
     lose(DeleteTopic)
     admin.delete_topic("repeated")

@@ -147,7 +147,7 @@ def numbers(values: Iterator[bytes | None] | list[bytes | None]) -> list[int]:
 
 
 def read_splits(cluster: LocalCluster, splits: list[Split]) -> list[int]:
-    batches = [batch for one in splits for batch in read_range(cluster, one, timeout_s=60.0)]
+    batches = [batch for split in splits for batch in read_range(cluster, split, timeout_s=60.0)]
     return numbers([value for batch in batches for value in batch.column("value").to_pylist()])
 
 
@@ -230,7 +230,7 @@ def test_tasks_that_do_not_reach_the_store_read_through_the_leader(
     async def unmounted(
         self: RemoteReads, found: list[RemoteRange], valid_ms: int
     ) -> list[RemoteRange]:
-        return [msgspec.structs.replace(one, url="file:///not/mounted/here") for one in found]
+        return [msgspec.structs.replace(part, url="file:///not/mounted/here") for part in found]
 
     monkeypatch.setattr(RemoteReads, "signed", unmounted)
     assert read_splits(tiered, taken) == list(range(RECORDS))
@@ -397,9 +397,9 @@ def test_a_pin_lasts_until_the_last_job_that_reads_has_ended(
             if pin.topic == topic
         ]
 
-    high = pin_ranges(tiered, [one._replace(start=7) for one in taken], timeout_s=60.0)
+    high = pin_ranges(tiered, [span._replace(start=7) for span in taken], timeout_s=60.0)
     eventually(lambda: pinned() == [{0: 7}], "the start is pinned, as any broker tells")
-    low = pin_ranges(tiered, [one._replace(start=3) for one in taken], timeout_s=60.0)
+    low = pin_ranges(tiered, [span._replace(start=3) for span in taken], timeout_s=60.0)
     eventually(lambda: pinned() == [{0: 3}], "the lower start is pinned")
     low()
     eventually(lambda: pinned() == [{0: 7}], "the other job's start is pinned")

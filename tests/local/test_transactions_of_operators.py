@@ -27,7 +27,7 @@ UNHEARD_OF = (make_family(0, 1 << 30), 3)
 
 
 def listed(cluster: LocalCluster) -> dict[str, str]:
-    return {one.transactional_id: one.state for one in cluster.admin.list_transactions()}
+    return {info.transactional_id: info.state for info in cluster.admin.list_transactions()}
 
 
 def test_a_transaction_is_listed_described_and_aborted(
@@ -40,14 +40,16 @@ def test_a_transaction_is_listed_described_and_aborted(
         producer.begin_transaction()
         for partition in (0, 1):
             producer.send(topic, b"dropped", partition=partition).result()
-        (one,) = [
-            one for one in admin.list_transactions() if one.transactional_id == "described"
+        (open_now,) = [
+            transaction
+            for transaction in admin.list_transactions()
+            if transaction.transactional_id == "described"
         ]
-        assert (one.state, one.partitions, one.is_hanging) == ("open", 2, False)
-        assert one.age_ms is not None and one.transaction_timeout_ms == 60_000
+        assert (open_now.state, open_now.partitions, open_now.is_hanging) == ("open", 2, False)
+        assert open_now.age_ms is not None and open_now.transaction_timeout_ms == 60_000
         info = admin.describe_transaction("described")
         assert info.last_name == "first"
-        assert [(each.state, each.epoch) for each in info.transactions] == [("open", one.epoch)]
+        assert [(each.state, each.epoch) for each in info.transactions] == [("open", open_now.epoch)]
         assert [(each.topic_partition, each.has_marker) for each in info.participants] == [
             (TopicPartition(topic, 0), False),
             (TopicPartition(topic, 1), False),
@@ -58,7 +60,10 @@ def test_a_transaction_is_listed_described_and_aborted(
         with producer.transaction() as tx:
             tx.send(topic, b"kept too", partition=1)
     eventually(lambda: "described" not in listed(cluster), "all markers are written")
-    idle = {one.transactional_id: one.state for one in admin.list_transactions(idle=True)}
+    idle = {
+        transaction.transactional_id: transaction.state
+        for transaction in admin.list_transactions(idle=True)
+    }
     assert idle["described"] == "ready"
     assert sorted(values(read_all(cluster, topic))) == [b"kept", b"kept too"]
 
@@ -92,7 +97,7 @@ def test_before_the_first_transaction_nothing_is_listed_and_nothing_is_made() ->
 def test_on_an_event_loop_it_is_the_same(cluster: LocalCluster) -> None:
     async def look() -> None:
         async with cluster.async_admin() as admin:
-            assert [one for one in await admin.list_transactions() if one.is_hanging] == []
+            assert [info for info in await admin.list_transactions() if info.is_hanging] == []
             with pytest.raises(InvalidRequestError):
                 await admin.describe_transaction("unheard of")
 
@@ -115,7 +120,11 @@ def test_what_no_coordinator_knows_is_found_and_aborted(
             Writer(cluster, topic).write(UNHEARD_OF, [b"hangs"], partition=1)
         hanging = HangingTransaction(TopicPartition(topic, 1), *UNHEARD_OF, 0)
         assert admin.find_hanging_transactions(topic) == [hanging]
-        (known,) = [one for one in admin.list_transactions() if one.transactional_id == "known"]
+        (known,) = [
+            transaction
+            for transaction in admin.list_transactions()
+            if transaction.transactional_id == "known"
+        ]
         with pytest.raises(InvalidRequestError, match="its coordinator knows it"):
             admin.abort_hanging_transaction(
                 HangingTransaction(TopicPartition(topic, 0), known.producer_id, known.epoch, 0)
@@ -174,13 +183,13 @@ def test_the_command_lists_describes_and_aborts(
         producer.begin_transaction()
         producer.send(topic, b"v").result()
         (row,) = [
-            one
-            for one in rayq.well("transactions", "list", "--json").json
-            if one["transactional_id"] == ESCAPES
+            found
+            for found in rayq.well("transactions", "list", "--json").json
+            if found["transactional_id"] == ESCAPES
         ]
         assert (row["state"], row["partitions"], row["is_hanging"]) == ("open", 1, False)
         shown = rayq.well("transactions", "describe", ESCAPES, "--json").json
-        assert [one["topic"] for one in shown["participants"]] == [topic]
+        assert [participant["topic"] for participant in shown["participants"]] == [topic]
         assert rayq("transactions", "abort", ESCAPES).code == 2, "here is nobody to ask"
         for line in (
             ("list", "--all"),
