@@ -47,7 +47,7 @@ def test_a_topic_is_created_described_and_deleted(fake3: FakeCluster) -> None:
         assert topic.name == "t"
         assert topic.config["retention_ms"] is None
         assert topic.config["segment_bytes"] == 2048
-        assert [one.partition for one in topic.partitions] == [0, 1]
+        assert [partition.partition for partition in topic.partitions] == [0, 1]
         second = topic.partitions[1]
         assert (second.leader, second.leader_epoch, second.isr) == (2, 1, [1, 2, 3])
         first = second.replicas[0]
@@ -82,11 +82,11 @@ def test_creating_again_with_exist_ok_succeeds_or_says_what_differs(fake3: FakeC
 
 def test_a_replica_that_does_not_answer_is_shown_without_offsets(fake3: FakeCluster) -> None:
     fake3.create_topic("t")
-    fake3.fault(DescribeReplica, disconnect=True, matches=lambda _one, broker: broker == 2)
+    fake3.fault(DescribeReplica, disconnect=True, matches=lambda _request, broker: broker == 2)
     fake3.stop_broker(3)
     with fake3.cluster() as cluster:
         replicas = cluster.admin.describe_topic("t").partitions[0].replicas
-    assert [one.pid for one in replicas] == [1001, None, None]
+    assert [replica.pid for replica in replicas] == [1001, None, None]
     assert replicas[2] == ReplicaInfo(3, None, None, None, None, None, None)
 
 
@@ -146,7 +146,7 @@ def test_creating_goes_on_for_as_long_as_replicas_come_in_sync(
 def test_what_a_topic_waited_for_is_told_and_not_how_the_last_question_ended(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake3.fault(Metadata, times=1000, is_lost=True, matches=lambda one, _broker: bool(one.topics))
+    fake3.fault(Metadata, times=1000, is_lost=True, matches=lambda asked, _broker: bool(asked.topics))
     with fake3.cluster() as cluster, pytest.raises(TimeoutError, match="'t' exists, but for 2 s"):
         cluster.admin.create_topic("t", timeout_s=2)
 
@@ -158,7 +158,7 @@ def test_a_change_whose_answer_was_lost_is_repeated_under_the_same_id(fake3: Fak
         cluster.create_topic("t")
         with pytest.raises(TopicExistsError):
             cluster.create_topic("t")
-        first, second, third = (one.request_id for one in fake3.asked(CreateTopic))
+        first, second, third = (asked.request_id for asked in fake3.asked(CreateTopic))
         assert first == second != third
         cluster.admin.delete_topic("t")
         assert cluster.admin.list_topics() == []
@@ -181,7 +181,7 @@ def test_a_refusal_of_a_change_whose_answer_was_lost_says_that_it_may_have_been_
 def test_a_change_that_could_not_be_sent_is_not_taken_for_done(
     fake3: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead, live = (("127.0.0.1", fake3.brokers[one].port) for one in (2, 1))
+    dead, live = (("127.0.0.1", fake3.brokers[broker].port) for broker in (2, 1))
     fake3.stop_broker(2)
     monkeypatch.setattr(Client, "addresses", lambda _self: [dead, live])
     with fake3.cluster() as cluster, pytest.raises(UnknownTopicError):
@@ -207,7 +207,7 @@ def test_partitions_configs_and_leaders_are_changed(fake3: FakeCluster) -> None:
         assert fake3.asked(AlterTopicConfig)[0].changes == {"max_message_bytes": 4096}
         cluster.admin.elect_leaders("t", [1])
         described = cluster.admin.describe_topic("t")
-        assert [one.leader for one in described.partitions] == [1, 1, 3]
+        assert [partition.leader for partition in described.partitions] == [1, 1, 3]
 
 
 def test_records_are_deleted_up_to_an_offset(fake: FakeCluster, cluster: Cluster) -> None:

@@ -82,9 +82,9 @@ class Store:
         self.asked += 1
         if self.leader_error is not None:
             raise self.leader_error
-        if not any(one.start_offset <= start < one.end_offset for one in self.ranges):
+        if not any(part.start_offset <= start < part.end_offset for part in self.ranges):
             return []
-        return [one for one in self.ranges if one.end_offset > start and one.start_offset < end]
+        return [part for part in self.ranges if part.end_offset > start and part.start_offset < end]
 
     def _open(self, url: str, position: int, length: int) -> ObjectBytes:
         self.opened += 1
@@ -109,7 +109,7 @@ async def offsets_of(reads: DirectReads, start: int, end: int, bytes_max: int = 
         assert fetched.batches[0][1].next_offset > at
         for position, header in fetched.batches:
             columns = decode_columns(fetched.payload, position, header, check_crc=True)
-            found += [one for one in columns.offsets if at <= one < end]
+            found += [offset for offset in columns.offsets if at <= offset < end]
         at = fetched.next_offset
     if at >= end:
         reads.stop()

@@ -58,18 +58,18 @@ def test_a_topic_that_a_principal_may_not_describe_is_no_missing_topic(
     monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.01)
 
     async def script() -> None:
-        one = made()
+        client = made()
 
         async def ask(request: Metadata, **options: Any) -> MetadataResponse:
             return msgspec.structs.replace(told(), denied={"secret": "anna may not"})
 
-        one._ask_for_metadata = ask  # type: ignore[method-assign]
+        client._ask_for_metadata = ask  # type: ignore[method-assign]
         with pytest.raises(AuthorizationError, match="anna may not"):
-            await one.topic("secret", timeout_s=1)
-        assert isinstance(one.no_leader_error("secret", "", 0), AuthorizationError)
+            await client.topic("secret", timeout_s=1)
+        assert isinstance(client.no_leader_error("secret", "", 0), AuthorizationError)
         with pytest.raises(UnknownTopicError, match="no topic 'other'"):
-            await one.topic("other", timeout_s=1)
-        one.close()
+            await client.topic("other", timeout_s=1)
+        client.close()
 
     asyncio.run(script())
 
@@ -80,21 +80,21 @@ def test_topics_that_nobody_keeps_fresh_are_known_up_to_a_bound(
     monkeypatch.setattr(client, "TOPICS_KNOWN_MAX", 10)
 
     async def script() -> None:
-        one = made()
+        client = made()
 
         async def ask(request: Metadata, **options: Any) -> MetadataResponse:
             return told(*(name for name in request.topics or () if name != "never"))
 
-        one._ask_for_metadata = ask  # type: ignore[method-assign]
-        one.add_interest("kept")
+        client._ask_for_metadata = ask  # type: ignore[method-assign]
+        client.add_interest("kept")
         for number in range(50):
-            assert (await one.topic(f"t{number}", timeout_s=1)).name == f"t{number}"
-        await one.refresh(["never"], timeout_s=1)
-        assert len(one.metadata.topics) == len(one._topic_seen_at) == 10
-        assert {"kept", "t49", "t48"} < one.metadata.topics.keys()
-        assert "never" not in one._topic_seen_at
-        assert (await one.topic("t0", timeout_s=1)).name == "t0"
-        one.close()
+            assert (await client.topic(f"t{number}", timeout_s=1)).name == f"t{number}"
+        await client.refresh(["never"], timeout_s=1)
+        assert len(client.metadata.topics) == len(client._topic_seen_at) == 10
+        assert {"kept", "t49", "t48"} < client.metadata.topics.keys()
+        assert "never" not in client._topic_seen_at
+        assert (await client.topic("t0", timeout_s=1)).name == "t0"
+        client.close()
 
     asyncio.run(script())
 
@@ -105,16 +105,16 @@ def test_addresses_that_did_not_answer_are_remembered_up_to_a_bound(
     monkeypatch.setattr(broker_client, "FAILED_MAX", 10)
 
     async def script() -> None:
-        one = made()
+        client = made()
 
         async def request(*arguments: Any, **options: Any) -> Any:
             raise DisconnectedError("gone")
 
-        one.pool.request = request  # type: ignore[method-assign]
+        client.pool.request = request  # type: ignore[method-assign]
         for port in [*range(1, 40), 31]:
             with pytest.raises(DisconnectedError):
-                await one.ask(("127.0.0.1", port), cast(Any, Metadata(None)), timeout_s=1)
-        assert [port for _, port in one._failed_at] == [30, *range(32, 40), 31]
-        one.close()
+                await client.ask(("127.0.0.1", port), cast(Any, Metadata(None)), timeout_s=1)
+        assert [port for _, port in client._failed_at] == [30, *range(32, 40), 31]
+        client.close()
 
     asyncio.run(script())

@@ -121,7 +121,7 @@ def test_a_key_chooses_the_partition_by_crc32(fake: FakeCluster, cluster: Cluste
         placed = [producer.send("t", b"v", key=key).result(30).partition for key in keys]
         many = producer.send_many("t", [b"v"] * 50, keys=keys).result(30)
     assert placed == [zlib.crc32(key) % 5 for key in keys]
-    assert {one.partition: one.end - one.start for one in many} == {
+    assert {part.partition: part.end - part.start for part in many} == {
         partition: placed.count(partition) for partition in set(placed)
     }
 
@@ -158,15 +158,15 @@ def test_a_record_without_a_key_goes_elsewhere_after_a_while(
     fake.create_topic("t", partitions=4)
     with cluster.producer() as producer:
         places = [producer.send("t", b"x").result(30).partition for _ in range(20)]
-    assert all(one != following for one, following in pairwise(places))
+    assert all(place != following for place, following in pairwise(places))
 
 
 def test_send_many_without_keys_spreads_too(fake: FakeCluster, cluster: Cluster) -> None:
     fake.create_topic("t", partitions=4)
     with cluster.producer(batch_size=KIB) as producer:
         ranges = producer.send_many("t", [b"x" * 100] * 2000).result(30)
-    assert sum(one.end - one.start for one in ranges) == 2000
-    assert {one.partition for one in ranges} == {0, 1, 2, 3}
+    assert sum(part.end - part.start for part in ranges) == 2000
+    assert {part.partition for part in ranges} == {0, 1, 2, 3}
 
 
 def test_an_explicit_partition_wins(fake: FakeCluster, cluster: Cluster) -> None:
@@ -523,10 +523,10 @@ def test_the_cluster_stops_only_once_producers_have_delivered(fake: FakeCluster)
             while True:
                 consumer.poll(20)
 
-    threads = [threading.Thread(target=poll, args=(one,), daemon=True) for one in consumers]
+    threads = [threading.Thread(target=poll, args=(polling,), daemon=True) for polling in consumers]
     for thread in threads:
         thread.start()
-    while not all(one._is_polling for one in consumers):
+    while not all(polling._is_polling for polling in consumers):
         time.sleep(0.001)
     for producer in producers:
         producer.send("t", b"v")
@@ -580,14 +580,14 @@ def test_a_batch_that_fails_for_good_does_not_hold_up_the_others(
         for number in range(8):  # one batch each, up to five in flight
             futures.append(producer.send_many("t", [str(number).encode()] * 10, partition=0))
             time.sleep(0.002)
-        failed = [one for one in futures if one.exception(30) is not None]
-        assert all(isinstance(one.exception(), RecordTooLargeError) for one in failed)
+        failed = [future for future in futures if future.exception(30) is not None]
+        assert all(isinstance(future.exception(), RecordTooLargeError) for future in failed)
         assert failed
         with pytest.raises(DeliveryError):
             producer.flush()
         producer.send("t", b"last").result(30)
     values = fake.values("t")
-    delivered = [str(n).encode() for n, one in enumerate(futures) if one.exception() is None]
+    delivered = [str(n).encode() for n, future in enumerate(futures) if future.exception() is None]
     assert list(dict.fromkeys(values)) == [b"warm", *delivered, b"last"]
     assert len(values) == len(set(fake.records("t")))
     assert fake.headers("t")[-1].producer_epoch == 1
@@ -1057,7 +1057,7 @@ def test_the_async_producer_has_the_same_methods(fake: FakeCluster, cluster: Clu
         async with cluster.async_producer() as producer:
             futures = [await producer.send("t", b"v", partition=0) for _ in range(100)]
             results = await asyncio.gather(*futures)
-            assert [one.offset for one in results] == list(range(100))
+            assert [result.offset for result in results] == list(range(100))
             many = await producer.send_many("t", [b"v"] * 10, partition=1)
             assert await many == [OffsetRange("t", 1, 0, 10)]
             await producer.flush(timeout_s=30)

@@ -53,13 +53,13 @@ FAMILY = make_family(0, 0)
 def numbers(fake: FakeCluster, topic: str = "t", partition: int = 0) -> list[tuple[int, int]]:
     """Epoch and first sequence of each batch."""
     headers = fake.headers(topic, partition)
-    assert all(one.producer_id == FAMILY and one.is_transactional for one in headers)
-    return [(one.producer_epoch, one.base_sequence or 0) for one in headers]
+    assert all(header.producer_id == FAMILY and header.is_transactional for header in headers)
+    return [(header.producer_epoch, header.base_sequence or 0) for header in headers]
 
 
 def ends(fake: FakeCluster) -> list[tuple[int, bool]]:
     """Epoch and wish of each request for an end."""
-    return [(one.epoch, one.is_commit) for one in fake.asked(EndTransaction)]
+    return [(asked.epoch, asked.is_commit) for asked in fake.asked(EndTransaction)]
 
 
 # --- all or none ----------------------------------------------------------------------------------
@@ -723,7 +723,7 @@ def test_positions_are_committed_with_the_records_or_not_at_all(
             tx.send_offsets({}, group="g")
     assert fake.groups.committed("in") == 3
     assert fake.groups.committed("in", 1) == 4
-    assert [one.transaction for one in fake.asked(CommitOffsets)] == [(FAMILY, 0), (FAMILY, 1)]
+    assert [asked.transaction for asked in fake.asked(CommitOffsets)] == [(FAMILY, 0), (FAMILY, 1)]
     assert ends(fake) == [(0, False), (1, True)]
 
 
@@ -813,7 +813,7 @@ def test_threads_share_a_transaction_and_its_end_waits_for_what_they_sent(
                     thread.start()
                 for thread in threads:
                     thread.join()
-    assert sum(len(fake.transactions.committed("t", one)) for one in range(3)) == 1200
+    assert sum(len(fake.transactions.committed("t", number)) for number in range(3)) == 1200
 
 
 @pytest.mark.slow
@@ -968,7 +968,7 @@ def test_a_commit_waits_for_readers_as_its_producer_says(
         with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
             tx.send("t", b"v")
             raise ZeroDivisionError
-    assert [one.wait_ms for one in fake.asked(EndTransaction)] == [wait_ms, 0]
+    assert [asked.wait_ms for asked in fake.asked(EndTransaction)] == [wait_ms, 0]
 
 
 def test_the_end_of_the_program_tells_of_what_nobody_ended(
