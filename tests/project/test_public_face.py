@@ -147,7 +147,7 @@ def test_the_package_holds_no_other_public_name() -> None:
 
 def test_type_checkers_see_every_name_that_is_imported_at_its_first_use() -> None:
     tree = ast.parse(Path(str(rayq.__file__)).read_text())
-    (block,) = (one for one in tree.body if isinstance(one, ast.If))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {
         alias.name: statement.module
         for statement in block.body

@@ -89,7 +89,7 @@ def metered(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def kill_follower(cluster: Cluster) -> None:
     partition = wait_in_sync(cluster, "orders", brokers=2)
-    (follower,) = (one for one in partition.replicas if one.broker != partition.leader)
+    (follower,) = (replica for replica in partition.replicas if replica.broker != partition.leader)
     assert follower.pid is not None
     os.kill(follower.pid, signal.SIGKILL)
     eventually(lambda: len(partition_of(cluster, "orders").isr) == 1, "the dead one leaves")
@@ -130,7 +130,7 @@ def test_every_figure_reaches_prometheus_under_its_name_and_labels(metered: Clus
 
 def of_this_cluster(found: Scrape) -> Scrape:
     ours = {
-        name: [one for one in samples if one[0].get("cluster") == NAME]
+        name: [sample for sample in samples if sample[0].get("cluster") == NAME]
         for name, samples in found.items()
     }
     return {name: samples for name, samples in ours.items() if samples}
@@ -148,12 +148,12 @@ def test_each_process_has_a_log_file_with_elections_and_rebalances(metered: Clus
     assert re.search(elected, controller)
     assert re.search(r"isr_shrunk topic=orders partition=0 .* reason=.replicas on", controller)
     # The process that leads __consumer_offsets may have begun with another partition.
-    groups = "".join(one.read_text() for one in logs.glob(f"rayq-{NAME}-[01]-*.log"))
+    groups = "".join(path.read_text() for path in logs.glob(f"rayq-{NAME}-[01]-*.log"))
     assert re.search(r"group_rebalanced group=delays epoch=1 members=1 reason=.member", groups)
     for broker in (0, 1):
         assert (logs / f"rayq-{NAME}-broker-{broker}.log").exists()
-    for one in logs.glob(f"rayq-{NAME}-*.log"):
-        assert one.stat().st_mode & 0o077 == 0, "only its owner reads it: the directory is Ray's"
+    for path in logs.glob(f"rayq-{NAME}-*.log"):
+        assert path.stat().st_mode & 0o077 == 0, "only its owner reads it: the directory is Ray's"
 
 
 # --- the files in deploy/ -------------------------------------------------------------------------
