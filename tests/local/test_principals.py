@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.producing.producer import AsyncProducer
 from rayq.config import ClusterConfig, ProducerConfig
-from rayq.errors import AuthenticationError, AuthorizationError, ConfigError, DeliveryError
+from rayq.errors import (
+    AuthenticationError,
+    AuthorizationError,
+    ConfigError,
+    DeliveryError,
+    TimeoutError,
+)
 from rayq.messages.acls import Operation, ResourceType
 from rayq.runtime.layout import directory_path
 from rayq.storage.data_directory import read_secret
@@ -232,6 +239,43 @@ def test_a_principal_works_on_the_queues_that_it_may_and_their_topics(
         taken: list[QueueTask] = []
         eventually(lambda: bool(taken or taken.extend(takes()) or taken), "it takes the record")
         assert taken[0].value == b"v"
+        taken[0].ack()
+
+
+def test_a_queue_that_is_hidden_for_a_while_is_taken_from_again_and_its_acks_hold(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = f"queue-hidden-{topic}"
+    cluster.create_queue(name, topic=topic).close()
+    send(cluster, topic, b"first")
+    anna = Named(cluster, ("read", "queue", name), ("read", "topic", topic))
+    with anna.connect() as connection, connection.queue(name) as queue:
+        (first,) = queue.take(1, 60)
+        anna.forbid(("read", "queue", name))
+
+        def is_denied() -> bool:
+            try:
+                queue.take(1, 1)
+            except AuthorizationError as error:
+                return "describe queue" in str(error)  # The queue was looked up.
+            return False
+
+        eventually(is_denied, "it may take no more")
+        first.ack()
+        with pytest.raises(TimeoutError):
+            queue.flush(1)
+        anna.allow(("read", "queue", name))
+        queue.flush(60)
+        send(cluster, topic, b"second")
+        taken: list[QueueTask] = []
+
+        def takes() -> bool:
+            with contextlib.suppress(AuthorizationError):
+                taken.extend(queue.take(1, 1))
+            return bool(taken)
+
+        eventually(takes, "it takes again")
+        assert taken[0].value == b"second"
         taken[0].ack()
 
 

@@ -15,7 +15,13 @@ from rayq.client.queues.ack_batch import AckBatch
 from rayq.client.queues.acquired import AcquiredBatch
 from rayq.client.queues.queue_partition import BACKOFF_FIRST_S, BACKOFF_MAX_S, QueuePartition
 from rayq.core.queues.lock_times import LONG_TIMEOUTS
-from rayq.errors import LockLostError, RayqError, UnknownQueueError, UnknownServerError
+from rayq.errors import (
+    AuthorizationError,
+    LockLostError,
+    RayqError,
+    UnknownQueueError,
+    UnknownServerError,
+)
 from rayq.messages import Settle, SettleResponse
 
 logger = logging.getLogger(__name__)
@@ -292,10 +298,12 @@ class Acknowledger:
                 answer, _ = await self.partition.ask(leader, self._request(leader, part))
             except RayqError as error:
                 self.partition.request_failed(leader, error)
-                # A queue, or a topic, that is gone accepts nothing any longer.
+                # A queue, or a topic, that is gone accepts nothing any longer. One that the principal
+                # may not know, or work on, it may again before the lock ends.
                 patience_s = 0.0 if self.partition.is_closed else PATIENCE_S
                 is_over = self._client.now - began_s > patience_s
-                if is_over or not (may_retry(error) or isinstance(error, UnknownQueueError)):
+                is_denied = isinstance(error, UnknownQueueError | AuthorizationError)
+                if is_over or not (may_retry(error) or is_denied):
                     self._give_up(part, error)
                     return
                 name = self.partition.name

@@ -55,7 +55,7 @@ class QueueConsumer:
         self.partitions: list[PartitionConsumer] = []
         self.prefetched: deque[tuple[AcquiredRecord, Delivery]] = deque()
         self.failure: UnknownQueueError | AuthorizationError | None = None
-        """Set when the queue was deleted."""
+        """Set when the queue was deleted, and while the principal may not describe it."""
         self._waiting_partitions: dict[PartitionConsumer, None] = {}
         client.add_interest(queue.topic)
         self.look_for_partitions()
@@ -84,6 +84,10 @@ class QueueConsumer:
         self._client.drop_interest(self.queue.topic)
         for partition in self.partitions:
             partition.partition.is_closed = True
+
+    @property
+    def was_deleted(self) -> bool:
+        return isinstance(self.failure, UnknownQueueError)
 
     # --- how much there is ----------------------------------------------------------------------
 

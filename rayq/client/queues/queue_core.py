@@ -313,6 +313,8 @@ class QueueCore:
             raise failure.with_message(failure.message) from failure.__cause__
         for queue in self.queues:
             if queue.failure is not None:
+                if not queue.was_deleted:
+                    self._look_soon()  # It may be allowed again.
                 raise queue.failure.with_message(queue.failure.message)
 
     async def _wait_for_news(self, timeout_s: float) -> None:
@@ -468,7 +470,7 @@ class QueueCore:
         """Checks whether the queues are still the same."""
         try:
             for index, queue in enumerate(self.queues):
-                if queue.failure is None:
+                if not queue.was_deleted:
                     await self._look_for(index, queue)
         finally:
             self._looked_at_s = self.now_s
@@ -480,6 +482,7 @@ class QueueCore:
         try:
             found = await find_queue(Call(self.client, FIND_TIMEOUT_S), name)
             if queue.queue.update(found):
+                queue.failure = None
                 return
             await self.client.topic(found.topic, timeout_s=FIND_TIMEOUT_S, age_max_s=0.0)
         except UnknownQueueError as error:
@@ -487,7 +490,6 @@ class QueueCore:
             queue.failure = UnknownQueueError(f"Queue {name!r} was deleted: {error}")
             return
         except AuthorizationError as error:
-            queue.close()
             queue.failure = error
             return
         except RayqError as error:
@@ -568,7 +570,7 @@ class QueueCore:
             if task is not None:
                 task.cancel()
         for queue in self.queues:
-            if queue.failure is None:
+            if not queue.was_deleted:
                 queue.close()
         self.queues, self._replaced = [], []
         self._tell()
