@@ -14,6 +14,7 @@ from rayq import Acl, Cluster, QueueTask, TopicPartition, messages
 from rayq.actors.broker.replica_supervisor import ReplicaSupervisor
 from rayq.client.addresses import parse_addresses
 from rayq.client.admin.admin import AsyncAdmin
+from rayq.client.admin.dead_letters import DeadLetters
 from rayq.client.client import Client
 from rayq.client.environment import system_environment
 from rayq.client.producing.producer import AsyncProducer
@@ -277,6 +278,19 @@ def test_a_queue_that_is_hidden_for_a_while_is_taken_from_again_and_its_acks_hol
         eventually(takes, "it takes again")
         assert taken[0].value == b"second"
         taken[0].ack()
+
+
+def test_dead_letters_that_are_hidden_are_not_said_to_be_none(
+    cluster: LocalCluster, topic: str
+) -> None:
+    name = f"queue-dying-{topic}"
+    cluster.create_queue(name, topic=topic).close()
+    anna = Named(cluster, ("read", "queue", name), ("read", "topic", topic))
+    with anna.connect() as connection:
+        client, background = connection.shared_client()
+        letters = DeadLetters(client, name, timeout_s=60)
+        with pytest.raises(AuthorizationError, match=f"{name}.dead"):
+            background.run(letters.topic())
 
 
 def test_who_may_describe_the_cluster_measures_each_process(

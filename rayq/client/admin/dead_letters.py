@@ -162,7 +162,7 @@ class DeadLetters:
         return self._name if self._name.endswith(DEAD) else self._name + DEAD
 
     async def _find(self) -> _Place:
-        """Finds the queue or topic. Raises UnknownQueueError, UnknownTopicError."""
+        """Finds the queue or topic. Raises UnknownQueueError, AuthorizationError."""
         found = {
             queue.name: queue
             for queue in await list_queues(self._call(), [self._name, self._queue_name])
@@ -171,10 +171,14 @@ class DeadLetters:
             queue = found[self._queue_name]
             return _Place(queue.topic, queue)
         if self._name in found:
-            raise UnknownQueueError(
-                f"Queue {self._name!r} has no dead letters: it drops what fails for good "
-                '(dead_letters="discard").'
-            )
+            try:  # It may only be hidden.
+                queue = await find_queue(self._call(), self._queue_name)
+            except UnknownQueueError:
+                raise UnknownQueueError(
+                    f"Queue {self._name!r} has no dead letters: it drops what fails for good "
+                    '(dead_letters="discard").'
+                ) from None
+            return _Place(queue.topic, queue)
         try:
             topic = await self._client.topic(
                 self._name, timeout_s=self._timeout_s, age_max_s=0.0

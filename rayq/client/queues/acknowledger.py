@@ -298,8 +298,8 @@ class Acknowledger:
                 answer, _ = await self.partition.ask(leader, self._request(leader, part))
             except RayqError as error:
                 self.partition.request_failed(leader, error)
-                # A queue, or a topic, that is gone accepts nothing any longer. One that the principal
-                # may not know, or work on, it may again before the lock ends.
+                # A queue, or a topic, that is gone accepts nothing any longer. One that is denied
+                # may be allowed again before the lock ends.
                 patience_s = 0.0 if self.partition.is_closed else PATIENCE_S
                 is_over = self._client.now - began_s > patience_s
                 is_denied = isinstance(error, UnknownQueueError | AuthorizationError)
