@@ -6,12 +6,12 @@ from typing import Any
 
 from proving.simulation.patches import Patch
 from proving.simulation.planting import plants
-from proving.simulation.server_view import ServerStream
 from rayq.actors.access import Access
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.actors.quotas import Quotas
 from rayq.core.access.acls import AclTable, AclVerdict
 from rayq.core.transactions import changes as transaction_changes
+from rayq.messages import REQUESTS
 from rayq.wire.server import Server
 
 
@@ -57,7 +57,7 @@ def cache_outlives_change() -> list[Patch]:
 
 @plants("access", "a request that was held is answered without another check")
 def held_fetch_unchecked() -> list[Patch]:
-    return [(ServerStream, "_refusal", lambda self, peer, request, now_s: None)]
+    return [(kind, "checked_when_answered", False) for kind in REQUESTS.values()]
 
 
 @plants("access", "a new leader of the audit writes all changes once more", "metadata")

@@ -603,7 +603,10 @@ class _ServerStream(FrameStream):
             and request.checked_when_answered
             and not isinstance(outcome, BaseException)
         ):
-            outcome = self._refusal(peer, request, since_s) or outcome
+            try:  # Its right may have gone while the request was held.
+                self._server.gate.check(peer, request, since_s)
+            except RayqError as error:
+                outcome = error
         if isinstance(outcome, BaseException):
             if not isinstance(outcome, RayqError):
                 name = REQUESTS[api].__name__
@@ -612,15 +615,6 @@ class _ServerStream(FrameStream):
         else:
             self._answer(api, correlation, one_way, outcome)
         self._took(api, arrived_s, since_s)
-
-    def _refusal(self, peer: Peer, request: AnyRequest, now_s: float) -> RayqError | None:
-        """The error for a principal that may not have the answer any more: its right may have gone
-        while the request was held."""
-        try:
-            self._server.gate.check(peer, request, now_s)
-        except RayqError as error:
-            return error
-        return None
 
     def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
         if one_way or self._ended:
