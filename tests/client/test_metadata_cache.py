@@ -52,7 +52,7 @@ def test_a_topic_is_denied_until_it_is_told_of_or_missing(
     assert list(cache.denied) == ["3", "4"]
 
 
-def test_a_topic_that_a_principal_may_not_describe_is_no_missing_topic(
+def test_a_hidden_topic_is_not_reported_as_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client, "UNKNOWN_TOPIC_PATIENCE_S", 0.01)

@@ -61,7 +61,7 @@ def test_a_principal_is_created_described_and_deleted(admin: Any, anna: str) -> 
             call(anna)
 
 
-def test_a_token_is_returned_once_and_lasts_as_long_as_it_was_to(admin: Any, anna: str) -> None:
+def test_a_token_is_returned_once_and_expires_in_time(admin: Any, anna: str) -> None:
     forever = admin.create_token(anna)
     a_day = admin.create_token(anna, expires_in_s=86_400)
     assert principal_token(forever.token).principal == anna
@@ -150,7 +150,7 @@ def test_a_check_says_which_acl_decides(admin: Any, anna: str) -> None:
         (lambda of: of.check_acl("anna", "read", "topic", host=""), InvalidRequestError, "host"),
     ],
 )
-def test_what_could_never_be_right_is_refused_with_what_would_be(
+def test_a_call_that_can_never_be_right_is_refused_with_a_hint(
     admin: Any, call: Callable[[Any], Any], error: type[Exception], text: str
 ) -> None:
     admin.create_principal("anna", exist_ok=True)
@@ -192,7 +192,7 @@ def test_a_principal_rotates_its_own_token_and_sees_and_changes_nobody_else(
     cluster.make_current()
 
 
-def test_who_may_not_see_metrics_is_told_so_and_not_that_processes_are_down(
+def test_without_the_right_to_see_metrics_the_error_says_so_and_not_that_processes_are_down(
     cluster: LocalCluster, anna: str, admin: Any
 ) -> None:
     token = admin.create_token(anna).token
@@ -205,7 +205,7 @@ def test_who_may_not_see_metrics_is_told_so_and_not_that_processes_are_down(
     cluster.make_current()
 
 
-def test_another_client_knows_at_once_whom_somebody_has_created(cluster: LocalCluster) -> None:
+def test_a_new_principal_is_known_at_once_to_another_client(cluster: LocalCluster) -> None:
     other = rayq.Cluster(cluster.addresses, cluster._access.key)
     with other:
         for _ in range(10):

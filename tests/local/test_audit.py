@@ -76,7 +76,8 @@ def of(lines: list[AuditLine], principal: str, kind: str = "change") -> list[Aud
 
 @pytest.fixture
 def any_change_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a change asks for, the controller makes one: the rest is as always."""
+    """Has the controller make a change for each request, whatever it asks for; the rest is as
+    always."""
     decide = Controller._decide
 
     def make(self: Controller, request: messages.AnyRequest) -> Any:
@@ -117,7 +118,7 @@ def test_each_change_leaves_exactly_one_line_with_who_and_from_where(
     assert len({line.id for line in lines}) == len(lines)
 
 
-def test_what_changes_nothing_and_what_is_refused_is_no_change(cluster: LocalCluster) -> None:
+def test_requests_that_are_refused_or_change_nothing_leave_no_line(cluster: LocalCluster) -> None:
     anna = Named(cluster, ("create", "topic", "once"), ("delete", "topic", "once"))
     with anna.connect() as hers:
         hers.create_topic("once")
@@ -251,7 +252,7 @@ def test_an_audit_that_cannot_be_written_stops_nothing_and_loses_no_change(
     assert len(of(lines, anna.name)) == 6
 
 
-def test_tokens_keys_and_values_are_nowhere_in_it(
+def test_the_audit_has_no_tokens_keys_or_values(
     fragile: LocalCluster, tmp_path: Path
 ) -> None:
     anna = Named(fragile, ("write", "topic", "orders"))
@@ -288,7 +289,7 @@ def test_tokens_keys_and_values_are_nowhere_in_it(
         assert not any(hidden.encode() in data for data in kept), hidden
 
 
-def test_who_may_not_describe_the_cluster_reads_no_audit_and_nobody_writes_it(
+def test_reading_the_audit_needs_the_right_to_describe_the_cluster_and_nobody_writes_it(
     cluster: LocalCluster,
 ) -> None:
     anna, ben = Named(cluster), Named(cluster, ("describe", "cluster", "cluster"))

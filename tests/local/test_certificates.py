@@ -1,4 +1,4 @@
-"""Principals by TLS certificates: who shows one that the clients' authority has signed."""
+"""Principals by TLS certificates that the clients' authority has signed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Authority:
         self._write(self.file, self._signed([name], self._key, is_authority=True))
 
     def issue(self, file: str, names: Sequence[str], uris: Sequence[str] = ()) -> dict[str, str]:
-        """The TLS fields of whoever holds a new certificate, except `tls_ca`."""
+        """The TLS fields of a program with a new certificate, except `tls_ca`."""
         key = ec.generate_private_key(ec.SECP256R1())
         at = str(self._path / file)
         self._write(f"{at}.pem", self._signed(names, key, uris))
@@ -205,7 +205,7 @@ def test_only_the_clients_authority_names_principals(
         connection.admin.list_topics()
 
 
-def test_who_has_the_certificate_of_a_principal_cannot_pose_as_a_server(
+def test_a_principals_certificate_cannot_pose_as_a_server(
     nodes: Authority, people: Authority
 ) -> None:
     shown = people.issue("anna", ["localhost"])

@@ -65,7 +65,7 @@ def test_the_clusters_own_token_cannot_be_removed(rayq_command: Command) -> None
     assert ran.code == 1 and "the cluster's own token" in ran.err
 
 
-def test_the_cluster_s_own_token_is_printed_as_ever(
+def test_the_clusters_own_token_is_printed_as_before(
     rayq_command: Command, cluster: LocalCluster
 ) -> None:
     assert rayq_command.well("token").out.strip() == cluster.token
@@ -150,7 +150,7 @@ def test_rules_are_added_listed_and_removed(rayq_command: Command, anna: str) ->
     assert ran.code == 1 and "`rayq principal list`" in ran.err
 
 
-def test_an_operation_that_another_type_has_is_answered_by_those_that_this_one_has(
+def test_an_operation_of_another_resource_type_is_refused_with_those_of_this_one(
     rayq_command: Command, anna: str
 ) -> None:
     ran = rayq_command("acl", "add", anna, "read", "cluster")
@@ -180,7 +180,7 @@ def test_a_check_says_which_rule_decides_and_the_command_that_changes_it(
     assert "everything" in rayq.well("acl", "check", "superuser", "alter", "cluster").out
 
 
-def test_a_check_of_rayqs_own_topics_names_no_rule_that_would_not_help(
+def test_a_check_of_rayqs_own_topics_suggests_no_rule(
     rayq_command: Command, anna: str
 ) -> None:
     rayq_command.well("acl", "add", anna, "all", "topic", "*")

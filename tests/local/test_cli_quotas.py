@@ -73,7 +73,7 @@ def test_the_default_has_no_principal(rayq_command: Command, anna: str) -> None:
         (("ANNA", "x=1"), "It is one of producer_byte_rate, "),
     ],
 )
-def test_what_is_typed_wrong_is_told_before_anybody_is_asked(
+def test_wrong_arguments_are_refused_before_any_request(
     rayq_command: Command, words: tuple[str, ...], says: str
 ) -> None:
     ran = rayq_command("quota", "set", *words)
@@ -81,7 +81,7 @@ def test_what_is_typed_wrong_is_told_before_anybody_is_asked(
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e16", "1e400"])
-def test_a_limit_that_is_no_limit_is_refused(
+def test_an_impossible_limit_is_refused(
     rayq_command: Command, anna: str, value: str
 ) -> None:
     ran = rayq_command("quota", "set", anna, f"producer_byte_rate={value}")
@@ -89,7 +89,7 @@ def test_a_limit_that_is_no_limit_is_refused(
     assert limits_of(rayq_command, anna) == []
 
 
-def test_nobody_and_the_superuser_have_no_quotas(rayq_command: Command) -> None:
+def test_the_superuser_and_unknown_principals_get_no_quotas(rayq_command: Command) -> None:
     ran = rayq_command("quota", "set", "nobody-here", "take_rate=1")
     assert ran.code == 1 and "no principal 'nobody-here'" in ran.err
     ran = rayq_command("quota", "set", "superuser", "take_rate=1")

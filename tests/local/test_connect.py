@@ -339,7 +339,7 @@ def is_of(connection: Cluster) -> str:
         connection.close()
 
 
-def test_a_program_in_ray_is_the_superuser_or_whom_the_config_names_or_its_own_token(
+def test_a_program_in_ray_is_the_superuser_unless_the_config_or_a_token_names_a_principal(
     in_ray: Callable[[str | None], None], cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("inside", "anna-of-ray"):
@@ -366,7 +366,7 @@ def test_a_program_in_ray_is_the_superuser_or_whom_the_config_names_or_its_own_t
     assert is_of(rayq.connect()) == "superuser", "an operator"
 
 
-def test_a_principal_that_programs_in_ray_should_be_has_to_be_there(
+def test_the_principal_of_programs_in_ray_has_to_exist(
     in_ray: Callable[[str | None], None],
 ) -> None:
     in_ray("not-created")
@@ -377,7 +377,7 @@ def test_a_principal_that_programs_in_ray_should_be_has_to_be_there(
             ClusterConfig(inside_ray_principal=name)
 
 
-def test_a_token_of_a_principal_counts_also_where_the_clusters_own_is_known(
+def test_a_principals_token_wins_over_the_clusters_own(
     started: Current, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.admin.create_principal("anna-here", exist_ok=True)

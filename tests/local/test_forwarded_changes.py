@@ -15,7 +15,7 @@ from rayq.testing import LocalCluster
 from tests.local.principal_support import Named, change
 
 
-def test_what_a_broker_lets_through_on_old_metadata_the_controller_refuses(
+def test_the_controller_refuses_what_a_broker_lets_through_on_old_metadata(
     cluster: LocalCluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = Named(cluster)

@@ -39,7 +39,7 @@ def test_a_pattern_matches_what_its_principal_may_read_and_follows_its_rights(
         eventually(lambda: reads("of-anna-a", "of-anna-b"), "she reads what she may since")
         anna.forbid(("read", "topic", "of-anna-a"))
         eventually(lambda: reads("of-anna-b"), "she reads no more what she may not")
-        # Whoever may read everything has the rest of the group's topics.
+        # The member that may read everything has the rest of the group's topics.
         with cluster.consumer(pattern="of-anna-.*", group=group) as other:
 
             def has_the_rest() -> bool:

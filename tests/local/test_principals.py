@@ -1,4 +1,4 @@
-"""Named principals in a whole cluster: they connect by a token, and may what ACLs allow."""
+"""Named principals in a whole cluster: they connect by a token, and may do what ACLs allow."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_principals_of_one_process_share_no_connection(cluster: LocalCluster, to
         hers.admin.delete_topic(topic)
 
 
-def test_a_token_that_is_cut_or_wrong_tells_so_without_showing_itself(
+def test_the_error_for_a_cut_or_wrong_token_does_not_show_it(
     cluster: LocalCluster,
 ) -> None:
     anna, other = Named(cluster), Named(cluster)
@@ -118,7 +118,7 @@ def test_a_token_that_is_cut_or_wrong_tells_so_without_showing_itself(
     cluster.make_current()
 
 
-def test_a_client_id_that_is_none_is_refused_before_anybody_is_asked() -> None:
+def test_an_illegal_client_id_is_refused_before_any_request() -> None:
     for name in ("x" * 65, "a\nb"):
         with pytest.raises(ConfigError, match="client_id"):
             Cluster("127.0.0.1:1", b"key", client_id=name)
@@ -293,7 +293,7 @@ def test_dead_letters_that_are_hidden_are_not_said_to_be_none(
             background.run(letters.topic())
 
 
-def test_who_may_describe_the_cluster_measures_each_process(
+def test_the_right_to_describe_the_cluster_gives_the_metrics_of_each_process(
     tmp_path: Path, store: Path
 ) -> None:
     with LocalCluster(1, tmp_path / "data", remote_storage_url=store.as_uri()) as cluster:
@@ -316,7 +316,7 @@ def test_who_may_describe_the_cluster_measures_each_process(
 def test_a_server_that_acts_for_a_principal_may_what_the_principal_may(
     cluster: LocalCluster, topic: str, new_topic: NewTopic
 ) -> None:
-    """A gateway holds the secret and no token: whom it acts for it has found out by itself."""
+    """A gateway holds the secret and no token: it has found out by itself for whom it acts."""
     other = new_topic()
     anna = Named(cluster, ("write", "topic", topic), ("describe", "topic", other))
     anna.revoke()  # No token is needed.
@@ -352,7 +352,7 @@ def test_a_server_that_acts_for_a_principal_may_what_the_principal_may(
         asyncio.run(act())
 
 
-def test_nobody_is_pushed_anything_where_nobody_is_set_up(
+def test_without_principals_nothing_is_pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[messages.ReplicaHostHeartbeatResponse] = []

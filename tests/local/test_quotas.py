@@ -1,4 +1,4 @@
-"""Quotas in a whole cluster: who has used one up waits, and loses nothing by it."""
+"""Quotas in a whole cluster: a client that has used one up waits, and loses nothing by it."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_topic_that_is_made_again_inherits_no_grant() -> None:
     assert not stage.may(fetch("T"))
 
 
-def test_what_has_no_name_yet_is_refused_as_what_does_not_exist() -> None:
+def test_an_id_without_a_name_yet_is_refused_as_one_that_does_not_exist() -> None:
     stage = Stage(AclCreated(Acl("anna", "allow", "read", "topic", "*")))
     with pytest.raises(UnknownTopicError):
         stage.access.check(stage.anna, fetch("U"))
@@ -178,7 +178,7 @@ def test_tokens_expire_by_the_wall_clock_of_each_moment() -> None:
         assert stage.valid_tokens() == ["01"]
 
 
-def test_who_cannot_know_refuses_all_and_then_takes_them_again() -> None:
+def test_a_gate_without_news_refuses_all_principals_until_it_has_news() -> None:
     stage = Stage(AclCreated(READ))
     assert stage.may(fetch("T"))
     stage.now_s = 15.0
@@ -193,7 +193,7 @@ def test_who_cannot_know_refuses_all_and_then_takes_them_again() -> None:
     assert stage.may(fetch("T")) and stage.valid_tokens() == ["01"]
 
 
-def test_handlers_ask_for_what_only_they_know() -> None:
+def test_handlers_check_the_rights_that_only_they_know_of() -> None:
     stage = Stage(AclCreated(READ))
     superuser, access, anna = peer(None, None), stage.access, stage.anna
     assert access.may(anna, "describe", "topic", "orders")

@@ -1,4 +1,5 @@
-"""A broker's answers about principals and ACLs: what the one who asks may describe, in pages."""
+"""A broker's answers about principals and ACLs: those that the asking principal may describe, in
+pages."""
 
 from __future__ import annotations
 

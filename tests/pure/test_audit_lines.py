@@ -23,7 +23,7 @@ def written(lines: AuditLines, now_s: float) -> list[AuditLine]:
     return due
 
 
-def test_of_one_kind_and_principal_a_line_a_second_is_written_with_the_number_of_the_others() -> (
+def test_each_kind_and_principal_has_one_line_a_second_with_the_number_of_the_others() -> (
     None
 ):
     lines = AuditLines()
@@ -40,7 +40,7 @@ def test_of_one_kind_and_principal_a_line_a_second_is_written_with_the_number_of
     assert [found.left_out for found in written(lines, 100.0)] == [0]
 
 
-def test_kinds_and_principals_are_bounded_by_themselves() -> None:
+def test_each_kind_and_principal_has_a_bound_of_its_own() -> None:
     lines = AuditLines()
     for principal in ("anna", "bert"):
         for kind in ("denied", "login"):
@@ -50,7 +50,7 @@ def test_kinds_and_principals_are_bounded_by_themselves() -> None:
     assert sorted(found.left_out for found in written(lines, 1.0)) == [3, 3, 3, 3]
 
 
-def test_the_sums_have_those_that_were_left_out() -> None:
+def test_sums_include_the_events_that_were_left_out() -> None:
     lines = AuditLines()
     for _ in range(4):
         lines.add(line(kind="urls", objects=2, bytes=10), 0.0)
@@ -99,7 +99,7 @@ def test_no_event_gets_lost_where_there_is_room(events: list[tuple[str, int, flo
     assert not lines and not lines.dropped
 
 
-def test_a_line_is_json_with_the_fields_that_say_something() -> None:
+def test_a_line_is_json_with_the_fields_that_have_a_value() -> None:
     change = AuditedChange(7, 3, "CreateTopic", '{"name":"x"}', None, None, "10.0.0.1", "deploy")
     told = line_of(change)
     assert json.loads(encode_line(told)) == {

@@ -45,7 +45,7 @@ def state() -> ClusterState:
     return ClusterState()
 
 
-def test_a_request_id_is_that_of_one_principal() -> None:
+def test_a_request_id_belongs_to_one_principal() -> None:
     origins = [None, SUPERUSER, ANNA, asked_by("bert")]
     assert done_id("r", None) == done_id("r", SUPERUSER)
     assert len({done_id("r", origin) for origin in origins}) == 3

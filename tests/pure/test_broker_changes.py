@@ -335,7 +335,7 @@ def test_an_accepted_proposal_is_in_the_order_of_the_replicas(state: ClusterStat
     assert back == [t_changed(state, isr=(member(0), member(1, "b")), elr=())]
 
 
-def test_of_proposals_that_come_together_each_is_taken_or_refused_by_itself(
+def test_each_of_several_proposals_is_taken_or_refused_by_itself(
     state: ClusterState,
 ) -> None:
     now = value(state)

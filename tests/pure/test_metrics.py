@@ -184,7 +184,7 @@ def test_no_text_of_a_client_ends_a_log_line_or_speaks_to_a_terminal(
     )
 
 
-def test_to_forget_a_partition_costs_what_it_has() -> None:
+def test_forgetting_a_partition_costs_no_more_than_its_own_metrics() -> None:
     """A process that stops forgets each of its thousands of replicas."""
 
     def lines_of_a_stop(partitions: int) -> int:

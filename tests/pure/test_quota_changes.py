@@ -67,7 +67,7 @@ def test_what_changes_nothing_writes_nothing(state: ClusterState) -> None:
 @pytest.mark.parametrize(
     "value", [-1, -0.001, math.nan, math.inf, -math.inf, 1e16, 1e300]
 )
-def test_a_limit_that_is_no_limit_is_refused(state: ClusterState, value: float) -> None:
+def test_an_impossible_limit_is_refused(state: ClusterState, value: float) -> None:
     with pytest.raises(InvalidRequestError, match="producer_byte_rate is"):
         decide(state, messages.SetQuota("anna", None, {"producer_byte_rate": value}))
 
@@ -84,7 +84,7 @@ def test_an_illegal_client_id_is_refused(state: ClusterState, client_id: str) ->
         decide(state, messages.SetQuota("anna", client_id, {"take_rate": 1}))
 
 
-def test_a_quota_is_of_somebody_who_exists(state: ClusterState) -> None:
+def test_a_quota_needs_a_principal_that_exists(state: ClusterState) -> None:
     limits: dict[QuotaName, float] = {"take_rate": 1}
     with pytest.raises(UnknownPrincipalError, match="no principal 'carl'"):
         decide(state, messages.SetQuota("carl", None, limits))
@@ -160,7 +160,7 @@ def test_partitions_of_dead_letters_count_as_changes_where_they_are_created(
     assert units(keep) == 0
 
 
-def test_topics_and_partitions_count_for_whoever_created_them(state: ClusterState) -> None:
+def test_topics_and_partitions_count_for_the_principal_that_created_them(state: ClusterState) -> None:
     apply(state, [registration(0)])
     change(state, messages.SetQuota(None, None, {"max_topics": 2, "max_partitions": 5}))
     make(state, topic("a", 3), "anna")

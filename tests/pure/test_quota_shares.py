@@ -1,4 +1,4 @@
-"""Who gets how much of a rate, by what clients want of each process."""
+"""Shares of a rate, by what clients want of each process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def filled_like_water(rate: float, demands: list[float]) -> list[float]:
 
 
 @given(st.lists(st.floats(0, 2000), min_size=1, max_size=8))
-def test_shares_are_those_that_drops_in_turns_would_make(demands: list[float]) -> None:
+def test_shares_are_max_min_fair(demands: list[float]) -> None:
     found = max_min_shares(RATE, dict(enumerate(demands)))
     expected = filled_like_water(RATE, demands)
     slack = RATE / 2000 * 2 * len(demands)
@@ -75,14 +75,14 @@ def test_shares_are_fractions_of_what_there_is_to_divide(
     assert math.isclose(total.demand, sum(demands), abs_tol=1e-6)
 
 
-def test_who_could_use_more_has_what_others_leave() -> None:
+def test_a_process_that_could_use_more_gets_what_others_leave() -> None:
     book: ShareBook[int] = ShareBook()
     for number, demand in enumerate((100, 1e15, 1e15)):
         book.report(number, wants(demand), 0.0)
     assert shares(book, 3) == pytest.approx([0.1, 0.45, 0.45])
 
 
-def test_an_old_report_counts_no_more() -> None:
+def test_an_old_report_does_not_count() -> None:
     book: ShareBook[int] = ShareBook()
     book.report(0, wants(1e15), 0.0)
     book.report(1, wants(1e15), REPORT_AGE_MAX_S + 0.1)

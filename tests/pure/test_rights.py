@@ -109,7 +109,7 @@ def test_each_request_of_clients_declares_its_rights(kind: type[messages.AnyRequ
         assert (right.field in kind.__struct_fields__) != (right.resource_type == "cluster")
 
 
-def test_whatever_only_reads_is_checked_again_when_it_is_answered() -> None:
+def test_requests_that_only_read_are_checked_again_when_they_are_answered() -> None:
     """Each other request is a change, which its sender has to hear of."""
     others = {kind for kind in CLIENT_REQUESTS if not kind.checked_when_answered}
     to_controller = {kind for kind in others if issubclass(kind, messages.ToController)}
@@ -276,10 +276,11 @@ def test_a_queue_that_holds_or_deletes_records_needs_to_alter_the_topic(
         ({"dead_letters": "keep"}, NothingExists(), False, False),
     ],
 )
-def test_dead_letters_go_into_a_topic_of_that_name_only_for_who_may_write_there(
+def test_dead_letters_go_into_a_topic_that_exists_only_with_the_right_to_write_there(
     config: dict[str, Any], names: Any, on_creation: bool, on_change: bool
 ) -> None:
-    """Else the queue's leaders would write into another's topic because somebody named a queue."""
+    """Without that right the queue's leaders would write into another's topic because somebody
+    named a queue so."""
     write = Needed("write", "topic", "billing.dead")
     create = messages.CreateQueue(name="billing", topic="orders", config=config)
     assert (write in needed_by(create, names)) == on_creation
@@ -287,7 +288,7 @@ def test_dead_letters_go_into_a_topic_of_that_name_only_for_who_may_write_there(
     assert (write in needed_by(alter, names)) == on_change
 
 
-def test_the_transaction_of_an_id_is_aborted_by_who_may_alter_the_id() -> None:
+def test_aborting_the_transaction_of_an_id_needs_the_right_to_alter_the_id() -> None:
     family = make_family(0, 1)
     named = messages.AbortTransaction("T", 0, 1, family, 2, "payments")
     assert needs(named) == [("alter", "transactional_id", "payments")]
@@ -306,7 +307,7 @@ def test_the_transaction_of_an_id_is_aborted_by_who_may_alter_the_id() -> None:
 def test_a_move_needs_to_read_the_records_and_to_write_where_they_go(
     to_topic: str | None, more: list[tuple[str, str, str]]
 ) -> None:
-    """Whoever moves records could read them where they go: a queue launders no topic."""
+    """A principal that moves records could read them where they go: a queue launders no topic."""
     request = messages.MoveQueueRecords("T", 0, 1, "Q", [1], to_topic)
     assert needs(request) == [("alter", "queue", "queue of Q"), *more]
 
@@ -443,7 +444,7 @@ def test_a_principal_gives_itself_no_rights(request_: messages.AnyRequest) -> No
         ("\x1b[2J", "administers the cluster can allow it."),
     ],
 )
-def test_a_name_in_an_error_is_no_trap_for_whoever_runs_its_command(name: str, end: str) -> None:
+def test_the_command_in_an_error_is_safe_to_run_whatever_the_name(name: str, end: str) -> None:
     told = str(refused(messages.DeleteTopic(name)))
     assert told.endswith(end)
     assert told.isprintable()

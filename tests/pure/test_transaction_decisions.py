@@ -95,7 +95,7 @@ def test_the_same_owner_changes_nothing_and_a_former_one_is_fenced() -> None:
         init(of, "z")
 
 
-def test_a_family_is_its_owners_principals_and_goes_with_the_id_to_the_next() -> None:
+def test_a_family_belongs_to_the_principal_that_owns_its_id() -> None:
     of = Coordinator()
     of.state.families = [4]
     of.apply(init(of, "a", principal="orders"))

@@ -96,7 +96,7 @@ def test_what_stands_in_the_log_stays_readable(record: Record, key: Any, value: 
     assert decode(*written) == record
 
 
-def test_an_id_of_an_older_rayq_is_a_superusers() -> None:
+def test_an_id_that_an_older_rayq_wrote_belongs_to_a_superuser() -> None:
     value = msgspec.msgpack.encode([1, "o", 1, [9, 5], 2, None, None, []])
     expected = IdRecord("i", IdValue("o", 1, KEY, 2))
     assert decode(encode(expected)[0], value) == expected

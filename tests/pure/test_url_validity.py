@@ -1,4 +1,4 @@
-"""How long signed URLs are valid, and for whom there are any."""
+"""The validity of signed URLs, and the clients that get any."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ print(ray.get(task.options(runtime_env=named).remote()))
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_programs_in_ray_are_whom_the_config_names_and_operators_stay_superuser(
+def test_programs_in_ray_are_the_configured_principal_and_operators_stay_superuser(
     rayq: Rayq, tmp_path: Path
 ) -> None:
     started = ("start", str(tmp_path / "data"), "-b", "1", "-c", "inside_ray_principal=analytics")

@@ -133,7 +133,7 @@ def test_lines_of_servers_behind_the_last_change_do_not_hide_it_from_the_next_co
     playing(play)
 
 
-def test_what_was_not_committed_is_told_again_and_once() -> None:
+def test_changes_that_were_not_committed_are_told_again_once() -> None:
     async def play(audited: Audited) -> None:
         audited.commits()
         audited.change(1)

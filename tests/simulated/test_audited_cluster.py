@@ -85,7 +85,7 @@ async def _script(world: World, cluster: SimulatedCluster, invariants: Invariant
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_change_is_one_line_though_leaders_controllers_and_power_go(seed: int) -> None:
+def test_each_change_is_one_line_although_leaders_controllers_and_power_fail(seed: int) -> None:
     assert play(seed) is None
 
 

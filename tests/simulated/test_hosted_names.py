@@ -64,7 +64,7 @@ def test_a_name_is_asked_for_once_and_then_known() -> None:
     played(broker, work)
 
 
-def test_a_topic_that_does_not_exist_is_told_so_for_a_moment_only() -> None:
+def test_a_missing_topic_is_remembered_for_a_moment_only() -> None:
     broker = Broker()
 
     async def work(names: HostedNames) -> None:

@@ -440,7 +440,7 @@ def test_a_topic_whose_metadata_are_older_than_its_log_names_what_is_missing() -
         ("none", None, None, 0),
     ],
 )
-def test_urls_are_for_who_may_have_them_and_end_with_the_token(
+def test_only_clients_that_may_have_urls_get_them_and_they_end_with_the_token(
     direct_reads: Any, principal: str | None, left_ms: int | None, valid_ms: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -266,7 +266,8 @@ def test_a_stranger_does_not_write_in_a_transaction_that_has_joined() -> None:
 
 
 def test_what_a_stranger_sends_holds_up_nobody() -> None:
-    """His batch waits for the end of the transaction that is open; others do not wait behind it."""
+    """A stranger's batch waits for the end of the open transaction; others do not wait behind
+    it."""
 
     async def work(led: Led) -> None:
         led.coordinators.principal = "orders"
@@ -288,7 +289,8 @@ def test_what_a_stranger_sends_holds_up_nobody() -> None:
 
 
 def test_a_stranger_does_not_seal_a_transaction() -> None:
-    """Else its partition would ask the coordinator again before each batch, as often as he says."""
+    """If it did, the partition would ask the coordinator again before each batch, as often as the
+    stranger wants."""
 
     async def work(led: Led) -> None:
         led.coordinators.principal = "orders"

@@ -48,7 +48,7 @@ def test_the_judge_opens_no_topic_of_rayq_by_acls_of_topics() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
-def test_rights_come_and_go_and_nobody_is_served_who_may_not() -> None:
+def test_nobody_is_served_without_a_right_while_rights_come_and_go() -> None:
     assert "all passed" in passing("1")
 
 
@@ -82,5 +82,5 @@ def test_principals_are_served_what_they_may_in_each_scenario(scenario: str, see
         ("quota_per_process", "6,9,10"),
     ],
 )
-def test_what_serves_those_who_may_not_is_found_within_a_few_seeds(name: str, seeds: str) -> None:
+def test_a_planted_bug_in_access_control_is_found_within_a_few_seeds(name: str, seeds: str) -> None:
     assert found_by(name, seeds)

@@ -398,11 +398,11 @@ def request(offsets: list[int], to_topic: str | None) -> messages.MoveQueueRecor
 
 
 def anybody(topic: str) -> None:
-    """Whoever asks may write to each topic."""
+    """Allows a move to each topic."""
 
 
 class Redriver:
-    """Whoever asks, and may write to these topics."""
+    """A principal that asks, and may write to these topics."""
 
     def __init__(self, *topics: str) -> None:
         self.topics = {*topics}
@@ -709,7 +709,7 @@ def test_a_redrive_that_is_refused_leaves_the_record_to_consumers() -> None:
 
 
 def test_a_header_sends_no_record_to_where_the_redriver_may_not_write() -> None:
-    """Whoever may write to the dead letters' topic chooses the header."""
+    """A principal that may write to the dead letters' topic chooses the header."""
 
     async def work(cluster: Cluster) -> None:
         for offset, topic in enumerate((b"orders", b"tasks.dead", b"nowhere")):
@@ -729,7 +729,7 @@ def test_a_header_sends_no_record_to_where_the_redriver_may_not_write() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["offline", "no append", "answer lost"])
-def test_a_redrive_ends_with_the_right_of_who_asked_for_it(trouble: str) -> None:
+def test_a_redrive_ends_with_the_right_of_the_principal_that_asked_for_it(trouble: str) -> None:
     async def work(cluster: Cluster) -> None:
         leader = cluster.start()
         leader.moves.start()

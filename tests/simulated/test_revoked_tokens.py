@@ -216,7 +216,7 @@ def test_a_stolen_token_ends_within_a_second_in_each_loop(way: str) -> None:
     played(script)
 
 
-def test_what_a_revoked_token_has_held_ends_within_a_second() -> None:
+def test_requests_that_are_held_for_a_revoked_token_end_within_a_second() -> None:
     async def script(stage: Stage) -> None:
         await stage.start(replication_factor=3)
         _, epoch, address = stage.leader(TOPIC, 0)
@@ -279,7 +279,7 @@ def test_a_member_that_may_not_read_its_group_any_more_is_told_so_when_its_heart
     played(script)
 
 
-def test_what_is_held_is_refused_when_its_right_has_gone() -> None:
+def test_a_held_request_is_refused_when_its_right_has_gone() -> None:
     async def script(stage: Stage) -> None:
         await stage.start(replication_factor=3)
         _, epoch, address = stage.leader(TOPIC, 0)

@@ -188,7 +188,7 @@ def test_the_work_of_a_broker_grows_as_its_processes_do_where_each_has_one_repli
     assert thrice < 4 * once
 
 
-def test_a_heartbeat_that_names_what_changed_leaves_the_rest_and_one_of_before_is_refused() -> None:
+def test_a_heartbeat_changes_only_the_replicas_that_it_names_and_an_older_one_is_refused() -> None:
     """A heartbeat over an earlier connection may be read after the process has presented itself
     over another."""
 

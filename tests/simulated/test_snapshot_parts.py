@@ -1,5 +1,5 @@
 """A snapshot of the metadata that is larger than a message may be: it travels in parts, to a broker
-that lacks what it replaces and to a controller that takes over. Whoever ends in the middle, a
+that lacks what it replaces and to a controller that takes over. If a process ends in the middle, a
 broker has the old log or the whole snapshot, never a mixture."""
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def test_a_newer_snapshot_does_not_begin_the_sending_again() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_broker_of_an_older_rayq_sends_and_gets_the_whole(number: int) -> None:
+def test_a_broker_of_an_older_rayq_sends_and_gets_a_whole_snapshot(number: int) -> None:
     async def work(cluster: Cluster) -> None:
         cluster._brokers[number].knows_parts = False
         await cluster.controller()

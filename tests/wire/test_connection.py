@@ -581,7 +581,7 @@ def test_opening_can_be_cancelled(run: Any, wire: Any) -> None:
         (None, "None"),
     ],
 )
-def test_an_address_of_ipv4_is_one_whatever_socket_it_comes_to(
+def test_an_ipv4_client_has_an_ipv4_address_on_any_socket(
     peername: object, address: str
 ) -> None:
     assert stream._address(peername) == address

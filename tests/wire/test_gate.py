@@ -115,7 +115,7 @@ def test_a_server_without_a_gate_lets_no_principal_in(run: Any, wire: Any) -> No
     run(scenario)
 
 
-def test_who_acts_for_a_principal_needs_the_secret_and_is_gone_with_the_principal(
+def test_acting_for_a_principal_needs_the_secret_and_ends_with_the_principal(
     run: Any, wire: Any, eventually: Any
 ) -> None:
     async def scenario() -> None:

@@ -125,7 +125,7 @@ def test_unknown_revoked_and_wrong_look_alike() -> None:
     assert len(set(salts.values())) == 3
 
 
-def test_each_refusal_takes_as_many_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_refusal_takes_the_same_number_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     trials: list[int] = []
 
     def counted(proof: bytes, text: bytes, verifiers: list[Verifier]) -> Verifier | None:
@@ -143,7 +143,7 @@ def test_each_refusal_takes_as_many_trials(monkeypatch: pytest.MonkeyPatch) -> N
     [b"", b"x" * 250, b"\xff\xfe", b"an\nna", b"an\0na", b"an na", "Łódź".encode(), b"\xed\xa0\x80"],
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["client", "server"])
-def test_a_hello_with_a_name_that_is_none_gets_no_answer(name: bytes, role: str) -> None:
+def test_a_hello_with_an_illegal_name_gets_no_answer(name: bytes, role: str) -> None:
     fields = [1, 1, role, b"1" * 32, None, None, None]
     if role == "server":
         fields.append(None)  # Its principal; `acts_for` is the next.

@@ -1,4 +1,5 @@
-"""A client that has used up a quota waits; one that does not heed it is parked, and only it."""
+"""A client that has used up a quota waits; the requests of one that does not heed it are parked,
+and only those."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ async def raw_principal(wire: Any, server: Any, identity: Identity) -> Any:
     return client
 
 
-def test_a_client_is_told_and_what_it_sends_all_the_same_waits(run: Any, wire: Any) -> None:
+def test_a_client_is_told_of_a_used_up_quota_and_what_it_still_sends_waits(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         tenants = Tenants()
         server = await tenants.start(wire, limit("producer_byte_rate", 100_000))
@@ -95,7 +96,7 @@ def test_a_client_is_told_and_what_it_sends_all_the_same_waits(run: Any, wire: A
     run(scenario)
 
 
-def test_who_ignores_it_has_no_more_than_16_mib_in_the_server(
+def test_a_client_that_ignores_its_quota_has_at_most_16_mib_in_the_server(
     run: Any, wire: Any, eventually: Any
 ) -> None:
     async def scenario() -> None:
@@ -148,7 +149,7 @@ def test_an_honest_client_without_answers_is_told_too(run: Any, wire: Any, event
     run(scenario)
 
 
-def test_what_waits_ends_with_its_connection_and_costs_nothing(
+def test_waiting_requests_end_with_their_connection_and_cost_nothing(
     run: Any, wire: Any, eventually: Any
 ) -> None:
     async def scenario() -> None:
@@ -218,7 +219,7 @@ def test_a_quota_of_0_lets_nothing_through_until_it_is_removed(
     run(scenario)
 
 
-def test_what_waits_behind_others_is_not_given_up(
+def test_a_request_that_waits_behind_others_is_not_given_up(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayq.actors.quotas.TOLD_S_MAX", 0.05)
@@ -255,7 +256,7 @@ def test_clients_of_one_account_share_it_and_each_has_its_turn(run: Any, wire: A
     run(scenario)
 
 
-def test_time_of_the_process_is_charged_and_all_but_promises_waits(run: Any, wire: Any) -> None:
+def test_process_time_is_charged_and_all_requests_but_promises_wait(run: Any, wire: Any) -> None:
     async def scenario() -> None:
         tenants = Tenants()
         server = await tenants.start(wire, limit("request_percentage", 1))
@@ -339,7 +340,7 @@ def test_what_comes_after_the_quota_was_removed_stays_behind_what_waits(
     run(scenario)
 
 
-def test_connections_have_a_number_and_a_rate(run: Any, wire: Any, eventually: Any) -> None:
+def test_connections_are_limited_in_number_and_rate(run: Any, wire: Any, eventually: Any) -> None:
     async def scenario() -> None:
         tenants = Tenants()
         server = await tenants.start(

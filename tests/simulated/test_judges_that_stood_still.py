@@ -1,5 +1,5 @@
-"""Whoever stood still judges nobody by that time: an object server its broker, a consumer its pool
-and a pool its consumers (docs/protocol.md, rule 5)."""
+"""Judges that stood still, who do not judge by that time: an object server its broker, a consumer
+its pool, and a pool its consumers (docs/protocol.md, rule 5)."""
 
 from __future__ import annotations
 

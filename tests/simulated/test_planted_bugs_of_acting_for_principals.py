@@ -1,4 +1,5 @@
-"""Bugs that let a server do for a principal what that may not, planted: the tests find each."""
+"""Planted bugs that let a server do for a principal what the principal may not do: the tests find
+each."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def url_outlives_token(planting: pytest.MonkeyPatch) -> None:
         ),
         (
             redrive_outlives_the_right,
-            lambda: test_queue_moves.test_a_redrive_ends_with_the_right_of_who_asked_for_it(
+            lambda: test_queue_moves.test_a_redrive_ends_with_the_right_of_the_principal_that_asked_for_it(
                 "no append"
             ),
         ),

@@ -1,4 +1,5 @@
-"""What servers do because a principal asked: they do nothing that the principal itself may not."""
+"""Servers that act because a principal asked: they do nothing that the principal itself may not
+do."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def send(cluster: Cluster, topic: str, value: bytes, source: str | None = None) 
 def test_a_forged_letter_goes_only_where_its_redriver_may_write(
     cluster: LocalCluster, topic: str, new_topic: NewTopic
 ) -> None:
-    """Whoever writes to the letters' topic chooses their targets."""
+    """A principal that writes to the letters' topic chooses their targets."""
     queue, payments = f"of-{topic}", new_topic()
     cluster.create_queue(queue, topic=topic).close()
     letters = queue + ".dead"
@@ -79,10 +80,10 @@ def test_a_forged_letter_goes_only_where_its_redriver_may_write(
     assert len(values(cluster, payments)) == 1
 
 
-def test_whoever_moves_records_may_read_them(
+def test_moving_records_needs_the_right_to_read_them(
     cluster: LocalCluster, topic: str, new_topic: NewTopic
 ) -> None:
-    """Else a queue would launder its topic into one that the mover reads."""
+    """Without that right a queue would launder its topic into one that the mover reads."""
     queue, own = f"of-{topic}", new_topic()
     cluster.create_queue(queue, topic=topic).close()
     send(cluster, topic, b"secret")
@@ -117,7 +118,7 @@ def test_a_queue_does_not_write_its_dead_letters_into_anothers_topic(
 def test_nobody_writes_in_the_transaction_of_another(
     cluster: LocalCluster, topic: str
 ) -> None:
-    """Whoever may write to a topic can guess or read the producer ids of those that do."""
+    """A principal that may write to a topic can guess or read the producer ids of others."""
     name = f"id-of-{topic}"
     may_write = ("write", "topic", topic), ("read", "topic", topic)
     anna = Named(cluster, *may_write, ("write", "transactional_id", name))
@@ -164,7 +165,7 @@ def test_the_batch_write_of_a_principal_is_a_transaction_of_its_own(
     assert sorted(values(cluster, topic)) == sorted(2 * [b"a", b"b", b"c"])
 
 
-def test_whoever_may_alter_an_id_aborts_its_transaction_and_no_other(
+def test_the_right_to_alter_an_id_aborts_its_transaction_and_no_other(
     cluster: LocalCluster, topic: str
 ) -> None:
     name = f"id-of-{topic}"
@@ -184,7 +185,7 @@ def test_whoever_may_alter_an_id_aborts_its_transaction_and_no_other(
 
 
 def abort_as(cluster: Cluster, name: str, claimed: str, family: int, epoch: int) -> None:
-    """Names an id whose transactions it may abort, and the family of the other one."""
+    """Tries to abort by an id that it may abort, and with the family of another id."""
     client, background = cluster.shared_client()
 
     async def work() -> None:

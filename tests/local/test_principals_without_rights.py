@@ -257,7 +257,7 @@ def test_each_topic_and_queue_is_tried_with_each_request_about_it(stage: Stage) 
     connections.close()
 
 
-def test_who_may_do_all_but_know_of_some_topics_and_queues_hears_of_none_of_them(
+def test_a_principal_with_all_other_rights_never_hears_of_hidden_topics_and_queues(
     own_stage: Stage,
 ) -> None:
     stage, anna = own_stage, own_stage.stranger
