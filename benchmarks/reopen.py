@@ -82,7 +82,7 @@ def reopen(directory: Path) -> list[Row]:
         samples = []
         path = directory / f"reopen-{end}"
         for repetition in range(REPETITIONS):
-            # The step that opens a log also stops cleanly: a log to kill is made anew each time.
+            # The step that opens a log also stops cleanly: a log to kill is made again each time.
             if repetition == 0 or end == "kill":
                 shutil.rmtree(path, ignore_errors=True)
                 path.mkdir()

@@ -1,8 +1,8 @@
 """A topic whose oldest records are removed: by retention_bytes, and by delete_records.
 
 Producers write values that are never the same, operators delete records, and readers read from the
-start of the log. Records that are read are those that were sent, in order, each at one offset for
-ever. A deleted record is never read again. No record is removed that neither retention nor an
+start of the log. Records that are read are those that were sent, in order, each at one offset
+forever. A deleted record is never read again. No record is removed that neither retention nor an
 operator may remove.
 """
 

@@ -119,7 +119,7 @@ def test_what_ends_between_the_two_passes_is_left_out(
     assert values(cluster, taken) == []
 
 
-def test_a_cut_begins_anew_where_a_leader_that_was_replaced_has_answered(
+def test_a_cut_begins_again_where_a_leader_that_was_replaced_has_answered(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t", partitions=2)
@@ -138,7 +138,7 @@ def test_a_cut_begins_anew_where_a_leader_that_was_replaced_has_answered(
     assert values(cluster, snapshot(cluster, "t")) == ["a0", "a1"]
 
 
-def test_a_cut_begins_anew_where_compaction_removed_markers_meanwhile(
+def test_a_cut_begins_again_where_compaction_removed_markers_meanwhile(
     fake: FakeCluster, cluster: Cluster
 ) -> None:
     fake.create_topic("t")

@@ -202,7 +202,7 @@ def test_what_cannot_be_read_here_is_asked_for_once_more_and_then_of_the_leader(
         assert (store.asked, store.opened) == (FAILURES_MAX, FAILURES_MAX)
         assert [record.getMessage().count(str(error)) for record in caplog.records] == [1]
         assert await reads.next(100, MIB) is None
-        assert store.asked == FAILURES_MAX, "it does not try for ever"
+        assert store.asked == FAILURES_MAX, "it does not try forever"
 
     run(work)
 

@@ -398,7 +398,7 @@ def test_a_partition_that_is_granted_before_the_metadata_shows_it_is_read_once_i
         assert [one.value for one in read(consumer, 1)] == [b"late"]
 
 
-def test_a_topic_made_anew_is_read_from_its_own_commit(two: FakeCluster, cluster: Cluster) -> None:
+def test_a_topic_made_again_is_read_from_its_own_commit(two: FakeCluster, cluster: Cluster) -> None:
     two.groups.commit("t", 0, 10)
     told = Told()
     with cluster.consumer("t", group="g", **told.callbacks(), **FAST) as consumer:
@@ -983,7 +983,7 @@ def test_async_commits_of_the_async_consumer_are_waited_for_by_close(
     assert two.groups.committed("t", 0) == 5 and two.groups.committed("t", 1) == 6
 
 
-def test_a_cancelled_poll_begins_its_rebalance_anew(two: FakeCluster, cluster: Cluster) -> None:
+def test_a_cancelled_poll_begins_its_rebalance_again(two: FakeCluster, cluster: Cluster) -> None:
     async def scenario() -> None:
         told = Told()
         options = FAST | {"enable_auto_commit": True}

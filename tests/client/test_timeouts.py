@@ -96,7 +96,7 @@ def test_every_public_timeout_is_checked() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", LONG)
-def test_a_call_that_may_take_for_ever_returns_when_it_is_done(
+def test_a_call_that_may_take_forever_returns_when_it_is_done(
     fake: FakeCluster, cluster: Cluster, timeout_s: float
 ) -> None:
     fake.create_topic("t")

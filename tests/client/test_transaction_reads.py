@@ -69,7 +69,7 @@ def test_what_an_aborted_transaction_read_is_read_again(
 ) -> None:
     two.groups.commit("t", 0, 4)
 
-    def read_anew() -> None:
+    def read_again() -> None:
         """Records from what is committed on; which partition comes first is open."""
         records = [next(consumer) for _ in range(8)] if is_iterated else read(consumer, 16)
         for partition, start in ((0, 4), (1, 0)):
@@ -81,18 +81,18 @@ def test_what_an_aborted_transaction_read_is_read_again(
         cluster.producer(transactional_id="id") as producer,
     ):
         with pytest.raises(ValueError), producer.transaction(reads=consumer):
-            read_anew()
+            read_again()
             raise ValueError
         assert committed(two) == [4, None]
         with pytest.raises(ValueError), producer.transaction(reads=consumer):
-            read_anew()
+            read_again()
             raise ValueError
         two.fault(Produce, error=InvalidRequestError("never"))
         with pytest.raises(TransactionAbortedError), producer.transaction(reads=consumer) as tx:
-            read_anew()
+            read_again()
             tx.send("out", b"v")
         with producer.transaction(reads=consumer):
-            read_anew()
+            read_again()
         assert committed(two) == ([10, 10] if not is_iterated else committed(two))
 
 

@@ -1,5 +1,5 @@
 """Disks that change their bytes: whichever byte changes, readers get every record, and the replica
-on that disk is copied anew from the others."""
+on that disk is copied again from the others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_flipped_bit_on_the_leaders_disk_costs_readers_nothing_and_is_mended(
     damaged = leader_of(cluster, topic)
     flip(data, damaged, topic, 2, {**HEADER, **BODY}[part])
     assert values(read_all(cluster, topic)) == EVERYTHING
-    eventually(lambda: is_sound(data, topic), "the damaged log is copied anew")
+    eventually(lambda: is_sound(data, topic), "the damaged log is copied again")
     wait_in_sync(cluster, topic)
 
 
@@ -119,7 +119,7 @@ def test_a_flipped_bit_in_an_index_costs_nothing(
     assert values(read_all(cluster, topic)) == EVERYTHING
 
 
-def test_a_damaged_log_that_others_had_to_count_on_is_copied_anew_once_they_need_not(
+def test_a_damaged_log_that_others_had_to_count_on_is_copied_again_once_they_need_not(
     cluster: LocalCluster, data: Path
 ) -> None:
     topic = filled(cluster, "counted-on")
@@ -132,7 +132,7 @@ def test_a_damaged_log_that_others_had_to_count_on_is_copied_anew_once_they_need
     wait_in_sync(cluster, topic, 2)
     assert not is_sound(data, topic), "the only other replica in sync is no ground to give it up"
     cluster.start_broker(away)
-    eventually(lambda: is_sound(data, topic), "it is copied anew though nobody read it again")
+    eventually(lambda: is_sound(data, topic), "it is copied again though nobody read it")
     wait_in_sync(cluster, topic)
 
 
@@ -150,7 +150,7 @@ def test_three_replicas_damaged_at_different_places_lose_nothing(
         wait_in_sync(cluster, topic)
         return is_sound(data, topic, at_least=2)
 
-    eventually(are_two_sound, "two are copied anew")
+    eventually(are_two_sound, "two are copied again")
 
 
 @pytest.mark.parametrize("at", [0, 39, 70])
@@ -173,7 +173,7 @@ def test_a_group_whose_coordinator_finds_its_log_damaged_gets_another(
         logs = list(data.glob(f"broker-*/{name}/*.log"))
         return len({path.read_bytes() for path in logs}) == 1 and len(logs) == 3
 
-    eventually(have_all_copied, "what an earlier test damaged is copied anew")
+    eventually(have_all_copied, "what an earlier test damaged is copied again")
     info = wait_in_sync(cluster, OFFSETS_TOPIC, partition=partition)
     assert info.leader is not None
     next_one = next(one.broker for one in info.replicas if one.broker != info.leader)
@@ -191,7 +191,7 @@ def test_a_group_whose_coordinator_finds_its_log_damaged_gets_another(
         except (FileNotFoundError, IndexError):
             return False
 
-    eventually(is_mended, "what was damaged is copied anew")
+    eventually(is_mended, "what was damaged is copied again")
 
 
 @pytest.mark.parametrize("part", ["base offset", "last offset", "first byte"])

@@ -180,7 +180,7 @@ def test_what_cannot_go_back_says_why_and_stays(
     assert all(len(why) < 400 for why in outcome.refused), outcome.refused
     assert copies(cluster, smaller) == {b"fits": 1}
     assert {letter.record.value for letter in operator.listed()} == places.keys() - {b"fits"}
-    # A topic of that name, made anew, takes it.
+    # A topic of that name, made again, takes it.
     cluster.create_topic(gone)
     assert operator.settle().moved == 1 and copies(cluster, gone) == {b"gone": 1}
     assert operator.settle(to=None).moved == 5 and operator.listed() == []

@@ -161,7 +161,7 @@ def test_a_stop_with_a_full_disk_is_prompt_and_loses_nothing(
         assert len(read_all(cluster, "t")) == 100
 
 
-def test_a_topic_made_anew_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
+def test_a_topic_made_again_is_safe_from_a_checkpoint_of_the_old_one_that_hung(
     faults: Faults, faulty: LocalCluster
 ) -> None:
     faulty.create_topic("t")

@@ -217,7 +217,7 @@ def test_a_broker_that_dies_is_seen_in_the_figures_and_in_the_log(
     ]
     assert len(came_back) == 3
     if not any(message.startswith("controller_ended") for message in caplog.messages):
-        # (Another controller, where this machine stood still for a moment, counts anew.)
+        # (Another controller, where this machine stood still for a moment, counts again.)
         assert total(fragile.metrics(), "rayq_isr_expands_total", replica=leader) == 3
 
 

@@ -383,7 +383,7 @@ def test_a_drained_broker_is_stopped_and_removed_and_may_join_again(tmp_path: Pa
                     (one.broker, one.live, one.cordoned)
                     for one in cluster.admin.describe_cluster().brokers
                 ][2] == (2, True, False),
-                "it joins anew",
+                "it joins again",
             )
             load.wait_for_more()
         assert load.failures() == []

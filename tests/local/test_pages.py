@@ -72,7 +72,7 @@ def is_run(fence: Fence) -> bool:
 
 
 class Enough(BaseException):
-    """Ends a loop that a reader would run for ever."""
+    """Ends a loop that a reader would run forever."""
 
 
 def of_the_readme(cluster: rayq.Cluster) -> dict[str, Any]:

@@ -313,7 +313,7 @@ def test_a_topic_deleted_after_the_snapshot_is_told(cluster: LocalCluster, topic
         table_of(cluster, taken)
 
 
-def test_a_topic_created_anew_is_not_read_in_place_of_the_old_one(
+def test_a_topic_created_again_is_not_read_in_place_of_the_old_one(
     cluster: LocalCluster, topic: str
 ) -> None:
     fill(cluster, topic, 10)

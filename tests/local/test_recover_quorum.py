@@ -151,7 +151,7 @@ def test_what_older_metadata_does_not_know_comes_back_from_the_object_store(
         with cluster.producer() as producer:
             producer.send("t", b"behind").result(60)
         assert values(read_all(cluster, "t")) == [*WRITTEN, b"behind"]
-        assert cluster.admin.describe_object_store().troubles == {}  # Its marks count anew.
+        assert cluster.admin.describe_object_store().troubles == {}  # Its marks count again.
 
 
 def test_a_voter_that_was_taken_for_lost_follows_the_recovered_one(tmp_path: Path) -> None:

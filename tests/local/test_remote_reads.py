@@ -226,7 +226,7 @@ def test_a_file_that_left_the_cache_is_asked_for_again(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_damage_in_the_cache_is_brought_anew_and_damage_in_the_store_has_a_name(
+def test_damage_in_the_cache_is_brought_again_and_damage_in_the_store_has_a_name(
     tmp_path: Path,
 ) -> None:
     async def work(at: Setting) -> None:

@@ -62,7 +62,7 @@ def test_a_store_that_is_away_is_told_of_and_gets_everything_once_it_is_back(
     assert [record.offset for record in read_all(tiered, "t")] == list(range(300))
 
 
-def test_what_the_store_lost_or_changed_is_found_and_made_anew(
+def test_what_the_store_lost_or_changed_is_found_and_made_again(
     tiered: LocalCluster, store: Path
 ) -> None:
     tiered.create_topic("t", **TIERED)

@@ -256,7 +256,7 @@ def test_damage_below_the_recovery_point_costs_no_record_and_is_mended(tmp_path:
         wait_in_sync(cluster, "t")
         eventually(
             lambda: damaged not in log.read_bytes() and log.stat().st_size > len(damaged),
-            "the log is copied anew",
+            "the log is copied again",
         )
 
 

@@ -93,18 +93,18 @@ def test_a_change_that_its_controller_does_not_live_to_answer_succeeds_once(
         fragile.admin.delete_topic("t")
 
 
-def test_a_delete_that_is_repeated_spares_a_topic_created_anew_meanwhile(
+def test_a_delete_that_is_repeated_spares_a_topic_created_again_meanwhile(
     cluster: LocalCluster, topic: str, lose: Lose
 ) -> None:
     created: list[Any] = []
 
-    def create_anew(controller: Controller) -> None:
+    def create_again(controller: Controller) -> None:
         request = CreateTopic(topic, 1, None, {}, request_id="another-caller")
         records, answer = controller._decide(request)
         assert answer() is None
         created.append(controller._append(records, "the test asked for it"))
 
-    lose(DeleteTopic, create_anew)
+    lose(DeleteTopic, create_again)
     cluster.admin.delete_topic(topic)
     assert created and topic in cluster.admin.list_topics()
 

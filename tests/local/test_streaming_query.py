@@ -476,7 +476,7 @@ def test_a_topic_that_is_deleted_meanwhile_ends_the_query(
         stream(cluster, topic, tmp_path).foreach_batch(sink).start()
 
 
-def test_a_topic_made_anew_while_the_query_runs_is_not_read(
+def test_a_topic_made_again_while_the_query_runs_is_not_read(
     cluster: LocalCluster, new_topic: NewTopic, tmp_path: Path, sink: Sink
 ) -> None:
     topic = new_topic(replication_factor=1, partitions=2)

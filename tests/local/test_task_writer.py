@@ -273,7 +273,7 @@ def test_what_a_leader_refuses_is_raised(cluster: LocalCluster, new_topic: NewTo
         begin_write(cluster, "nosuch")
 
 
-def test_a_topic_created_anew_is_not_written_to_in_place_of_the_old_one(
+def test_a_topic_created_again_is_not_written_to_in_place_of_the_old_one(
     cluster: LocalCluster, topic: str
 ) -> None:
     job = begin_write(cluster, topic)

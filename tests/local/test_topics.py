@@ -144,7 +144,7 @@ def test_neither_a_broker_nor_a_process_remembers_the_replicas_of_deleted_topics
         assert not known.let_go
 
 
-def test_a_topic_created_anew_is_another_topic(cluster: LocalCluster, topic: str) -> None:
+def test_a_topic_created_again_is_another_topic(cluster: LocalCluster, topic: str) -> None:
     producer = cluster.producer()
     producer.send(topic, b"old").result(60)
     consumer = cluster.consumer(topic, auto_offset_reset="earliest")

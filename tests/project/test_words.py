@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 from tests.local.test_pages import PAGES, ROOT
 
@@ -44,6 +45,18 @@ def test_messages_and_help_say_again_and_forever() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
             if node not in comments and OLD.search(node.value)
         ]
+    assert found == []
+
+
+def test_code_says_again_and_forever() -> None:
+    old = re.compile(r"(?<![A-Za-z])(anew|for[\s_]+ever)(?![A-Za-z])")
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("rayq", "proving", "benchmarks", "examples", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != Path(__file__)
+        if old.search(path.read_text(encoding="utf-8"))
+    ]
     assert found == []
 
 

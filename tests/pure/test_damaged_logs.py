@@ -1,4 +1,4 @@
-"""When a damaged log is copied anew: only if no other replica needs it, and two others have all
+"""When a damaged log is copied again: only if no other replica needs it, and two others have all
 records."""
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_the_same_leader_in_a_new_process_gets_a_new_epoch() -> None:
     assert (value.leader, value.leader_incarnation, value.leader_epoch) == (1, "1b", 6)
 
 
-def test_a_leader_whose_process_is_not_the_member_in_sync_is_elected_anew() -> None:
+def test_a_leader_whose_process_is_not_the_member_in_sync_is_elected_again() -> None:
     value = msgspec.structs.replace(led_by(1, [1, 2, 3]), leader_incarnation="1z")
     live = running(process(1), process(2), process(3))
     settled = settle(value, live, min_insync=2, unclean=False)

@@ -359,7 +359,7 @@ def test_a_leader_that_lost_the_producers_state_is_not_waited_for() -> None:
     assert send_next(flight, NOW + 1)[0].numbers == Numbers(40, 1, 0)
 
 
-def test_a_batch_that_fails_for_good_has_the_others_numbered_anew() -> None:
+def test_a_batch_that_fails_for_good_has_the_others_numbered_again() -> None:
     flight = a_flight()
     (one, first), (two, second) = send_new(flight, 2)
     flight.failed(one, first, RecordTooLargeError("too large"), NOW)
@@ -555,7 +555,7 @@ def test_each_transaction_counts_from_0_under_the_numbers_given() -> None:
     "error",
     [RecordTooLargeError("large"), UnknownProducerError("forgotten"), OutOfOrderSequenceError("gap")],
 )
-def test_after_a_failure_in_a_transaction_nothing_is_numbered_anew(error: RayqError) -> None:
+def test_after_a_failure_in_a_transaction_nothing_is_numbered_again(error: RayqError) -> None:
     flight = in_transaction()
     (inflight, attempt), _ = send_new(flight, 2)
     fails = flight.failed(inflight, attempt, error, NOW)

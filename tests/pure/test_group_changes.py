@@ -253,7 +253,7 @@ def test_a_late_commit_is_refused_when_the_partition_went_and_came_back_meanwhil
     assert group.commit("a", group.members["a"].member_epoch, 60, moving, sequence=2) == []
 
 
-def test_who_begins_anew_is_not_bound_by_its_commits_of_before() -> None:
+def test_who_begins_again_is_not_bound_by_its_commits_of_before() -> None:
     group = Coordinator(partitions=1)
     group.join("a")
     epoch = group.members["a"].member_epoch
@@ -263,7 +263,7 @@ def test_who_begins_anew_is_not_bound_by_its_commits_of_before() -> None:
         group.commit("a", epoch, 6, P0)
 
 
-def test_who_begins_anew_with_other_topics_gets_another_target() -> None:
+def test_who_begins_again_with_other_topics_gets_another_target() -> None:
     group = Coordinator(partitions=1)
     group.join("a", client="etl")
     assert group.reason == "member a (etl) joined"
@@ -282,7 +282,7 @@ def test_a_join_whose_answer_was_lost_may_be_repeated() -> None:
 
 
 @pytest.mark.parametrize("instance", [None, "i"])
-def test_who_begins_anew_or_takes_over_has_nothing_to_give_up(instance: str | None) -> None:
+def test_who_begins_again_or_takes_over_has_nothing_to_give_up(instance: str | None) -> None:
     group = Coordinator(partitions=2)
     group.join("a", instance=instance)
     group.beat("b")

@@ -137,21 +137,21 @@ def test_a_heartbeat_counts_under_the_present_epoch_and_the_one_before(
 
 
 @pytest.mark.parametrize("name", SAID)
-@pytest.mark.parametrize("is_anew", [False, True], ids=["stays", "begins anew"])
-def test_what_a_member_says_otherwise_is_kept_and_the_rest_stays(name: str, is_anew: bool) -> None:
+@pytest.mark.parametrize("is_again", [False, True], ids=["stays", "begins again"])
+def test_what_a_member_says_otherwise_is_kept_and_the_rest_stays(name: str, is_again: bool) -> None:
     """A rebalance follows where the targets depend on it."""
     one = Coordinator(partitions=2)
     one.apply(all_groups.set_topics(one.state, {**one.topics, "u": SubscribedTopic("U", 1)}, now_ms=0))
     one.join("a")
     before, group = one.members["a"], group_of(one)
     one.now_s = 5
-    one.beat("a", 0 if is_anew else None, **{name: OTHERWISE[name]})
+    one.beat("a", 0 if is_again else None, **{name: OTHERWISE[name]})
     more = frozenset({("U", 0)}) if name in ("topics", "pattern") else NOTHING
-    is_later = is_anew or more != NOTHING
+    is_later = is_again or more != NOTHING
     epoch = group.epoch + 1 if is_later else before.member_epoch
     expected = replace(
         before, **{name: OTHERWISE[name]}, member_epoch=epoch,
-        previous_epoch=epoch if is_anew else before.previous_epoch,
+        previous_epoch=epoch if is_again else before.previous_epoch,
         target=before.target | more, assigned=before.assigned | more,
     )
     assert one.members["a"] == expected
@@ -172,7 +172,7 @@ def test_a_join_that_says_something_else_is_no_repetition() -> None:
     assert (one.members["a"].client, one.members["a"].member_epoch) == ("etl", 2)
     one.beat("a", 2)
     one.beat("a", 0)
-    assert one.members["a"].member_epoch == 3, "who has heard of its epoch begins anew"
+    assert one.members["a"].member_epoch == 3, "who has heard of its epoch begins again"
 
 
 # --- static members -------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_member_that_becomes_another_ones_instance_gives_up_its_own_place() ->
     assert records[0] == MemberRecord("g", "s", None)
 
 
-def test_a_static_member_that_begins_anew_keeps_its_partitions() -> None:
+def test_a_static_member_that_begins_again_keeps_its_partitions() -> None:
     one = Coordinator(partitions=2)
     one.join("s", instance="i")
     before, group = one.members["s"], group_of(one)

@@ -136,7 +136,7 @@ def test_a_transaction_is_open_as_long_as_it_holds_a_position_anywhere() -> None
     state.replay(PendingRecord("h", *P0, None))
     assert state.transactions == {70: OpenTransaction(4, {("g", *P1)}, members), 71: other}
     state.replay(PendingRecord("g", *P1, replace(PENDING, offset=8)))
-    assert state.transactions == {70: OpenTransaction(4, {("g", *P1)}, {("g", "m")}), 71: other}, "begun anew"
+    assert state.transactions == {70: OpenTransaction(4, {("g", *P1)}, {("g", "m")}), 71: other}, "begun again"
     state.replay(PendingRecord("g", *P1, replace(PENDING, family=71, epoch=9)))
     assert set(state.transactions) == {71}
 

@@ -185,7 +185,7 @@ def test_a_heartbeat_that_is_refused_prolongs_no_session() -> None:
     assert (session.heard_s, session.disconnected_s) == (0.0, 9.0)
 
 
-def test_a_heartbeat_of_any_accepted_epoch_begins_the_session_anew() -> None:
+def test_a_heartbeat_of_any_accepted_epoch_begins_the_session_again() -> None:
     one = Coordinator()
     one.join("a")
     one.beat("b")

@@ -64,7 +64,7 @@ class Reader:
     sequence: int = 0
     is_connected: bool = True
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         self.epoch = 0
         self.assigned = self.owned = frozenset()
         self.positions = {}
@@ -187,7 +187,7 @@ class Groups(RuleBasedStateMachine):
             records = group_changes.heartbeat(self.state, beat, Times(**self.now))
         except (UnknownMemberError, FencedMemberError):
             if reader is not None and beat.member_epoch == reader.epoch:
-                reader.begin_anew()
+                reader.begin_again()
             return
         self.append(records)
         if reader is not None:
@@ -296,7 +296,7 @@ class Groups(RuleBasedStateMachine):
                 del self.readers[name]
 
     @rule(which=st.integers(0, 9))
-    def a_member_subscribes_anew(self, which: int) -> None:
+    def a_member_subscribes_again(self, which: int) -> None:
         if name := self.pick(which):
             reader = self.readers[name]
             reader.topics = ("t",) if len(reader.topics) > 1 else ("t", "u")

@@ -358,7 +358,7 @@ def test_a_partition_that_is_granted_is_listed_before_the_consumer_takes_it() ->
     assert set(member.owned.held) == {A, B} and not member.owned.are_behind
 
 
-def test_a_topic_made_anew_is_given_up_before_it_is_taken() -> None:
+def test_a_topic_made_again_is_given_up_before_it_is_taken() -> None:
     member = joined(A)
     member.beat(1.0, answer(2, A, topic_id="new"))
     assert member.owned.take_added() == {} and member.owned.are_behind

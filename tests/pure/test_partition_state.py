@@ -138,7 +138,7 @@ def test_a_lost_answer_leaves_the_proposal_undecided_until_a_newer_partition_epo
     assert state.high_watermark == 20
 
 
-def test_a_refusal_from_before_does_not_decide_the_same_proposal_made_anew() -> None:
+def test_a_refusal_from_before_does_not_decide_the_same_proposal_made_again() -> None:
     state = leader(isr=ALL[:2])
     fetched(state, 2, 10)
     fetched(state, 3, 10)

@@ -179,7 +179,7 @@ def test_where_the_sum_says_enough_and_the_lag_stays_one_more_is_added_at_a_time
     assert min(b - a for a, b in zip(steps, steps[1:], strict=False)) >= SETTLE_S
 
 
-def test_a_pool_that_starts_anew_keeps_the_consumers_it_finds_for_a_cool_down() -> None:
+def test_a_pool_that_starts_again_keeps_the_consumers_it_finds_for_a_cool_down() -> None:
     scaling = PoolScaling(LIMITS)
     for now_s in range(20):
         look = Look(float(now_s), {0: PartitionProgress(5, 5), 1: PartitionProgress(5, 5)}, 2, 2, 100, 1.0)
@@ -232,7 +232,7 @@ def test_a_topic_that_is_quiet_for_long_and_then_grows_is_dated_by_its_growth() 
     assert growth.age_s(5, 1000.0) <= 1.0
 
 
-def test_a_topic_that_was_made_anew_is_dated_anew() -> None:
+def test_a_topic_that_was_made_again_has_a_new_date() -> None:
     growth = Growth()
     growth.add(0.0, 100, 0)
     growth.add(50.0, 10, 0)

@@ -233,7 +233,7 @@ def test_a_purge_settles_what_nobody_has_below_and_nothing_else(edge: int) -> No
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
+def test_what_a_log_lost_is_learned_again_from_there_on(edge: int) -> None:
     state, keeper = busy()
     state = again(state, keeper)
     page, dying = unclaimed(listed(state)), state.moves.to_move(9)
@@ -257,9 +257,9 @@ def test_what_a_log_lost_is_learned_anew_from_there_on(edge: int) -> None:
         kept = Keeper()
         kept.write(keeper.records.items())
         one.learn(1400)
-        anew = [Unsettled(number, "ready", 0, None, None) for number in range(edge, 1401)]
-        check(one, [*left, *anew], start, 1401)
-        check(again(one, kept), [*left, *anew], start, 1401)
+        learned = [Unsettled(number, "ready", 0, None, None) for number in range(edge, 1401)]
+        check(one, [*left, *learned], start, 1401)
+        check(again(one, kept), [*left, *learned], start, 1401)
         drain(one, kept)
 
 

@@ -68,7 +68,7 @@ def test_the_newest_opening_is_the_one_that_writes() -> None:
         kept.write(StateKey("unknown", 0), 1, [])
 
 
-def test_a_leader_opens_its_state_anew_after_an_unclean_election_of_the_keeper() -> None:
+def test_a_leader_opens_its_state_again_after_an_unclean_election_of_the_keeper() -> None:
     before = QueueStates(coordinator_epoch=3)
     fence, opened = before.open_state(KEY, data_leader_epoch=5, opener="a")
     take(before, opened)
@@ -206,7 +206,7 @@ def test_a_full_keeper_takes_writes_up_to_its_reserve(monkeypatch: pytest.Monkey
         kept.write(KEY, fence, [(b"k", bytes(fits + 1))])
     take(kept, kept.write(KEY, fence, [(b"k", bytes(fits))]))
     assert kept.held_bytes == 2000
-    # What is written anew counts by how much it grew.
+    # What is written again counts by how much it grew.
     for records in ([(b"k", bytes(fits + 1))], [(b"k", bytes(fits)), (b"l", b"")]):
         with pytest.raises(QueueLimitError):
             kept.write(KEY, fence, records)

@@ -427,7 +427,7 @@ def test_a_broker_is_removed_when_it_holds_nothing_and_is_stopped(state: Cluster
     apply(two, reassignment.remove_broker(two, 1))
     with pytest.raises(BrokerInUseError, match="the last one"):
         reassignment.remove_broker(two, 0)
-    register(state, 4, start=2)  # the broker started again and joins anew
+    register(state, 4, start=2)  # the broker started again and joins again
     assert state.brokers[4].live and not state.brokers[4].cordoned
 
 

@@ -146,7 +146,7 @@ def test_in_doubt_is_what_may_have_objects_that_nobody_knows_of(
     ]
 
 
-def test_only_leaders_in_doubt_begin_anew_when_remote_storage_is_turned_on() -> None:
+def test_only_leaders_in_doubt_begin_again_when_remote_storage_is_turned_on() -> None:
     state = tiered(stored=False, partitions=3)
     led = msgspec.structs.replace(
         partition(state).value, replicas=(1,), isr=(Member(1, "d1", "r"),), leader=1,

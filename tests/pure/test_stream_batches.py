@@ -115,7 +115,7 @@ def test_a_log_that_ends_before_the_position_is_news() -> None:
     assert next_batch(progress, expired, now_ms=1) is None, "nothing more can get lost"
 
 
-def test_a_topic_made_anew_is_refused() -> None:
+def test_a_topic_made_again_is_refused() -> None:
     progress = QueryProgress(3, [at(0, 5)])
     with pytest.raises(CheckpointMismatchError, match="deleted and created again"):
         next_batch(progress, [at(0, 5, 9, topic_id="b" * 32)], now_ms=1)

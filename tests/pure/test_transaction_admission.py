@@ -104,11 +104,11 @@ def test_a_membership_is_of_one_epoch_and_goes_with_its_marker() -> None:
     assert step(made, 6) is Step.JOIN
     assert step(made, 5, family=OTHER) is Step.JOIN
     assert is_appended(made, 5)
-    assert step(made, 5) is Step.JOIN, "a leader that cuts the marker off asks anew"
+    assert step(made, 5) is Step.JOIN, "a leader that cuts the marker off asks again"
 
 
 @pytest.mark.parametrize("has_joined", [True, False])
-def test_a_partition_joins_a_sealed_transaction_anew_before_it_takes_more(has_joined: bool) -> None:
+def test_a_partition_joins_a_sealed_transaction_again_before_it_takes_more(has_joined: bool) -> None:
     """Its coordinator lets nobody join what it has sealed. Where it has not, a stranger asked."""
     made = admission(5) if has_joined else admission()
     made.seal(FAMILY, 5, open_epoch=5, ended_epoch=4)

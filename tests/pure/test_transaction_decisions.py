@@ -274,7 +274,7 @@ def test_so_many_transactions_of_an_id_may_lack_markers(unfinished: int, is_join
 # --- touches and seals ----------------------------------------------------------------------------
 
 
-def test_the_first_touch_is_kept_and_each_begins_the_time_out_anew() -> None:
+def test_the_first_touch_is_kept_and_each_begins_the_time_out_again() -> None:
     of = begun(transaction=replace(OPEN, start_ms=NOW_MS - 20_000))
     touched = replace(OPEN, start_ms=NOW_MS - 20_000, is_touched=True)
     assert of.touch(KEY) == [TransactionRecord(KEY, touched)]

@@ -109,7 +109,7 @@ def test_brokers_follow_the_nodes(nodes: RayNodes, tmp_path: Path) -> None:
         one.node_id for one in cluster.admin.describe_cluster().brokers
     }
 
-    # A controller that starts anew sees nodes that joined since, and leaves their brokers alone.
+    # A controller that starts again sees nodes that joined since, and leaves their brokers alone.
     before = {one["Name"]: one["Pid"] for one in actors_of("spread") if "broker" in one["Name"]}
     controller = actor_pid("rayq:spread:controller")
     assert controller is not None

@@ -251,7 +251,7 @@ def test_an_executor_killed_during_a_write_costs_and_doubles_no_record(
     from rayq.spark import write
 
     cluster.create_topic("executor", 2, 3)
-    # The rows come from a shuffle, whose files die with the executor: all are computed anew.
+    # The rows come from a shuffle, whose files die with the executor: all are computed again.
     df = watched(source(spark, 120_000, 4), tmp_path, pause_s=0.0).distinct()
 
     def kill_the_executor() -> None:

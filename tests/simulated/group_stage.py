@@ -95,7 +95,7 @@ class Groups(Led):
             peers=self.transactions,
         )
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         self.coordinator.end("a test")
         self.begin()
 

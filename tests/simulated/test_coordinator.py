@@ -306,7 +306,7 @@ def test_a_refusal_is_told_once_what_it_is_based_on_is_committed() -> None:
 
 
 @pytest.mark.parametrize("fails_later", [True, False])
-def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
+def test_after_an_append_that_failed_it_begins_again_with_what_is_in_the_log(
     fails_later: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(of: Told) -> None:
@@ -342,7 +342,7 @@ def test_after_an_append_that_failed_it_begins_anew_with_what_is_in_the_log(
     ]
 
 
-def test_it_pauses_before_it_begins_anew() -> None:
+def test_it_pauses_before_it_begins_again() -> None:
     async def work(of: Told) -> None:
         await of.words.say("a")
         of.refuse_appends(NotEnoughReplicasError("refused"))

@@ -273,17 +273,17 @@ def test_what_is_dropped_is_not_written_and_its_requests_hear_why() -> None:
         await asyncio.wait_for(of.log.until_committed(), 1)
         written = len(of.batches)
         of.log.write_rest()
-        anew = of.decide("h")
+        again = of.decide("h")
         await _turns()
         assert of.keys[written:] == ["h"]
         # What the old batches come to says nothing of the new decisions.
         of.under_way[0].set_result(ANSWER)
         of.under_way[1].set_exception(NotEnoughReplicasError("late"))
         await _turns()
-        assert not anew.done() and of.failures == []
+        assert not again.done() and of.failures == []
         assert (of.log.generation, of.log.committed) == (1, 7)
         of.under_way[written].set_result(ANSWER)
-        await anew
+        await again
         assert of.log.committed == 8
         more = []
         for key in "ijklmn":

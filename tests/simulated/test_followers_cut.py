@@ -1,5 +1,5 @@
 """Where a follower cuts its log when its leader's differs (KIP-279), when it refuses to, and when it
-copies the log anew."""
+copies the log again."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_after_an_unclean_election_committed_records_go_and_the_high_watermark_w
     assert (log.failure, log.log.end_offset, log.high_watermark) == (None, 20, 20)
 
 
-def test_a_follower_that_ends_below_its_own_start_begins_anew_as_its_leader_says() -> None:
+def test_a_follower_that_ends_below_its_own_start_begins_again_as_its_leader_says() -> None:
     async def delete(log: ReplicaLog) -> None:
         await log.advance_log_start(15)
 
@@ -157,7 +157,7 @@ def test_a_follower_that_ends_below_its_own_start_begins_anew_as_its_leader_says
     assert log.log.producers.ids_from(0, 10) == []
 
 
-def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
+def test_a_log_that_is_compacted_while_the_cut_waits_begins_again() -> None:
     """What the records to be cut had superseded went with the pass of the cleaner."""
 
     async def compact_meanwhile(log: ReplicaLog) -> None:
@@ -179,7 +179,7 @@ def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    "cleaned, last_unclean_epoch, is_copied_anew",
+    "cleaned, last_unclean_epoch, is_copied_again",
     [
         (31, 7, True),
         (30, 7, False),  # The log was whole.
@@ -188,15 +188,15 @@ def test_a_log_that_is_compacted_while_the_cut_waits_begins_anew() -> None:
     ],
 )
 def test_a_log_that_was_half_copied_is_whole_only_below_leaders_that_were_elected_cleanly(
-    cleaned: int, last_unclean_epoch: int | None, is_copied_anew: bool
+    cleaned: int, last_unclean_epoch: int | None, is_copied_again: bool
 ) -> None:
     async def work(followed: Followed) -> None:
         await learn(followed, cleaned)
         leader = await followed.follow(
-            [SNAPSHOT] if is_copied_anew else [], last_unclean_epoch=last_unclean_epoch
+            [SNAPSHOT] if is_copied_again else [], last_unclean_epoch=last_unclean_epoch
         )
         offsets = [one.offset for one in leader.fetches]
-        if is_copied_anew:
+        if is_copied_again:
             assert (leader.requests[0], offsets) == (ASKS_FOR_SNAPSHOT, [0])
         else:
             assert (len(leader.requests), offsets) == (1, [END])
@@ -206,7 +206,7 @@ def test_a_log_that_was_half_copied_is_whole_only_below_leaders_that_were_electe
 
 
 def test_whether_the_log_was_half_copied_is_asked_once() -> None:
-    """While it is copied from this leader it is no reason to begin anew."""
+    """While it is copied from this leader it is no reason to begin again."""
 
     async def work(followed: Followed) -> None:
         await learn(followed, 40)
@@ -227,7 +227,7 @@ def test_whether_the_log_was_half_copied_is_asked_once() -> None:
         ({}, False),
     ],
 )
-def test_a_cut_into_what_must_stay_whole_ends_a_member_in_sync_and_has_others_begin_anew(
+def test_a_cut_into_what_must_stay_whole_ends_a_member_in_sync_and_has_others_begin_again(
     changes: dict[str, Any], is_over: bool
 ) -> None:
     async def work(followed: Followed) -> None:
@@ -245,7 +245,7 @@ def test_a_cut_into_what_must_stay_whole_ends_a_member_in_sync_and_has_others_be
 
 
 @pytest.mark.parametrize("local_start, start", [(None, 5), (5, 5), (80, 80)])
-def test_it_begins_anew_with_the_leaders_epochs_and_producers(
+def test_it_begins_again_with_the_leaders_epochs_and_producers(
     local_start: int | None, start: int
 ) -> None:
     async def work(followed: Followed) -> None:

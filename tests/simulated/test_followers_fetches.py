@@ -141,7 +141,7 @@ def test_a_log_copied_from_its_start_says_what_the_leaders_horizon_was_then() ->
                 answer(0, batch(0, 10), horizon=25),
                 answer(0, batch(10, 10), horizon=28),
                 answer(0),
-                diverging(None, 0),  # It is copied anew,
+                diverging(None, 0),  # It is copied again,
                 answer(0),
                 answer(0, batch(0, 10), horizon=27),
                 (messages.ReplicaFetchResponse(0, 0, END, reset_to=0), b""),  # and once more.
@@ -541,7 +541,7 @@ def test_flushes_are_told_to_nobody_without_a_connection_or_after_the_end() -> N
         ({}, True),
         ({"partition_epoch": 9, "isr": [US, THEM], "config": {"retention_ms": 1}}, True),
         ({"leader_epoch": LEADER_EPOCH + 1}, False),
-        ({"leader_incarnation": "theirs anew"}, False),
+        ({"leader_incarnation": "theirs again"}, False),
         ({"leader_host": "elsewhere"}, False),
         ({"leader_port": 2}, False),
     ],

@@ -32,7 +32,7 @@ def test_it_begins_at_the_leaders_local_start_with_all_epochs_from_the_log_start
     assert (again.log_start_offset, again.local_start_offset) == (5, 80)
 
 
-def test_a_cut_below_its_own_local_start_begins_anew() -> None:
+def test_a_cut_below_its_own_local_start_begins_again() -> None:
     async def drop(log: ReplicaLog) -> None:
         await log.drop_local(20)
 
@@ -91,7 +91,7 @@ def test_a_fetch_that_waits_while_the_records_leave_the_disk() -> None:
     leading(work)
 
 
-def test_a_follower_with_a_hole_is_copied_anew_once_it_is_out_of_sync() -> None:
+def test_a_follower_with_a_hole_is_copied_again_once_it_is_out_of_sync() -> None:
     """What it dropped counted as stored by metadata that were lost."""
 
     async def work(led: Led) -> None:

@@ -368,7 +368,7 @@ def test_connections_of_an_earlier_state_mean_nothing() -> None:
     coordinating(work)
 
 
-# --- beginning anew -------------------------------------------------------------------------------
+# --- beginning again ------------------------------------------------------------------------------
 
 
 def test_held_heartbeats_end_when_the_state_is_dropped() -> None:
@@ -407,7 +407,7 @@ def test_members_get_partitions_however_the_state_and_the_topics_come_back() -> 
     coordinating(work)
 
 
-def test_the_next_coordinator_knows_the_members_and_counts_anew() -> None:
+def test_the_next_coordinator_knows_the_members_and_counts_again() -> None:
     async def work(of: Groups) -> None:
         epochs = await joined(of, "a", "b")
         before = await of.describe()
@@ -500,7 +500,7 @@ def test_without_its_broker_a_coordinator_takes_commits_and_no_members() -> None
     coordinating(work)
 
 
-def test_topics_are_asked_for_anew_once_there_are_groups_again() -> None:
+def test_topics_are_asked_for_again_once_there_are_groups() -> None:
     async def work(of: Groups) -> None:
         await of.beat("a")
         await of.beat("a", epoch=LEAVE)
@@ -548,7 +548,7 @@ def test_a_group_of_another_coordinator_is_refused_before_any_topic_is_known() -
     async def work(of: Groups) -> None:
         of.given = msgspec.structs.replace(of.given, partitions=3)
         of.failure = ControllerUnavailableError("no topics")
-        of.begin_anew()
+        of.begin_again()
         other = next(name for name in "abcdefgh" if zlib.crc32(name.encode()) % 3)
         for refused in (
             of.set_offsets(1, 0, group=other), of.committed(group=other), of.delete(other),

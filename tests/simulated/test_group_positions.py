@@ -74,7 +74,7 @@ def test_a_position_is_told_as_it_was_committed() -> None:
         assert await of.committed(1, 9, 0) == [expected[1], expected[0]]
         assert (await of.describe()).offsets == expected
         assert await of.committed(group="nobody") == []
-        of.begin_anew()
+        of.begin_again()
         assert await of.committed() == expected
         assert await of.list_groups() == [messages.GroupSummary("g", "empty", 0)]
 
@@ -157,7 +157,7 @@ def test_many_positions_are_written_in_batches(monkeypatch: pytest.MonkeyPatch) 
             await of.beat(member, session_ms=1_000)
         await asyncio.sleep(2)
         assert max(decisions) > 3, "what a rebalance decides stays together"
-        of.begin_anew()
+        of.begin_again()
         assert len(await of.fetch()) == 7
 
     coordinating(work)
@@ -181,7 +181,7 @@ def test_positions_of_an_idle_group_are_forgotten() -> None:
         await of.beat("a", 0, 1, epoch=epoch, group="used")
         await asyncio.sleep(6)
         assert [one.group for one in await of.list_groups()] == ["used"]
-        of.begin_anew()
+        of.begin_again()
         assert [one.group for one in await of.list_groups()] == ["used"]
         assert await of.committed(group="idle") == []
 

@@ -1,4 +1,4 @@
-"""A leader alone: what a follower gets, how long it waits, and which followers begin anew."""
+"""A leader alone: what a follower gets, how long it waits, and which followers begin again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_follower_gets_the_records_from_its_end_on_and_all_that_it_must_know()
     leading(work, before=before)
 
 
-def test_a_follower_that_diverges_or_begins_anew_gets_no_records_and_knows_as_much() -> None:
+def test_a_follower_that_diverges_or_begins_again_gets_no_records_and_knows_as_much() -> None:
     async def work(led: Led) -> None:
         told = messages.ReplicaFetchResponse(END, 12, END, 4, 20, None, 0, 0)
         assert await led.copying(2, 21, 5) == (told, b"")
@@ -208,11 +208,11 @@ def test_a_fetch_that_waits_is_counted_once_and_its_process_checked_once() -> No
     leading(work)
 
 
-# --- who begins anew ------------------------------------------------------------------------------
+# --- who begins again -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "offset, log_start, copied, begins_anew",
+    "offset, log_start, copied, begins_again",
     [
         (HORIZON - 1, 0, 0, True),  # It may hold a record whose tombstone is gone here.
         (1, 0, 0, True),
@@ -225,19 +225,19 @@ def test_a_fetch_that_waits_is_counted_once_and_its_process_checked_once() -> No
         (HORIZON - 1, 0, HORIZON - 1, True),
     ],
 )
-def test_a_follower_below_the_tombstone_horizon_begins_anew(
-    offset: int, log_start: int, copied: int, begins_anew: bool
+def test_a_follower_below_the_tombstone_horizon_begins_again(
+    offset: int, log_start: int, copied: int, begins_again: bool
 ) -> None:
     async def work(led: Led) -> None:
         last_epoch = None if offset == log_start else 2 if offset <= 10 else 4
         fields: Any = {"log_start": log_start, "copied_horizon": copied}
-        if begins_anew:
+        if begins_again:
             with pytest.raises(DivergedLogError, match=f"ends at {offset}, below the tombstone"):
                 await led.copying(2, offset, last_epoch, **fields)
         led.leader.committed(assignment(2, ALL[:1]))
         answer, data = await led.copying(2, offset, last_epoch, **fields)
-        assert answer.reset_to == (0 if begins_anew else None)
-        assert offsets(data) == ([] if begins_anew else [*range(offset, END)])
+        assert answer.reset_to == (0 if begins_again else None)
+        assert offsets(data) == ([] if begins_again else [*range(offset, END)])
 
     leading(work, before=compacted)
 
@@ -345,7 +345,7 @@ def test_who_is_in_sync_ends_below_the_local_start_only_of_a_log_that_was_restar
         (16, 16, 15, False),
     ],
 )
-def test_a_follower_whose_log_has_a_hole_begins_anew_once_it_is_out_of_sync(
+def test_a_follower_whose_log_has_a_hole_begins_again_once_it_is_out_of_sync(
     local_start: int, log_start: int, remote_end: int | None, has_hole: bool
 ) -> None:
     async def work(led: Led) -> None:
@@ -419,7 +419,7 @@ def test_only_the_registered_process_of_a_replica_counts() -> None:
 
 
 @pytest.mark.parametrize("start, epochs", [(10, EPOCHS[:1]), (11, EPOCHS[:2])])
-def test_who_begins_anew_hears_the_epochs_that_begin_below(
+def test_who_begins_again_hears_the_epochs_that_begin_below(
     start: int, epochs: list[tuple[int, int]]
 ) -> None:
     async def work(led: Led) -> None:

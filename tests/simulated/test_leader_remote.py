@@ -419,7 +419,7 @@ def test_an_object_server_that_is_busy_is_no_trouble_for_some_minutes() -> None:
     leading(work)
 
 
-def test_an_object_whose_put_was_done_unanswered_is_stored_anew_under_another_name() -> None:
+def test_an_object_whose_put_was_done_unanswered_is_stored_again_under_another_name() -> None:
     async def work(led: Led) -> None:
         await led.write(23)
         led.objects.failure = RemoteStorageError("No answer.")
@@ -809,7 +809,7 @@ def test_a_sweep_leaves_objects_alone_while_a_later_manifest_may_be_adopted() ->
 # --- verifying ------------------------------------------------------------------------------------
 
 
-def test_objects_that_are_gone_or_changed_are_named_and_made_anew_from_local_records() -> None:
+def test_objects_that_are_gone_or_changed_are_named_and_made_again_from_local_records() -> None:
     async def work(led: Led) -> None:
         await led.write(23)
         await led.look()

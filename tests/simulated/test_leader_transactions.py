@@ -182,7 +182,7 @@ def test_nothing_is_appended_to_a_transaction_that_has_ended() -> None:
     leading(work)
 
 
-def test_a_new_leader_asks_anew() -> None:
+def test_a_new_leader_asks_again() -> None:
     async def work(led: Led) -> None:
         await led.written()
         again = Led(led.log, assignment())

@@ -486,7 +486,7 @@ def test_what_a_follower_has_flushed_counts_up_to_its_end_only() -> None:
     leading(work)
 
 
-def test_a_follower_below_the_log_start_begins_anew_unless_it_is_in_sync() -> None:
+def test_a_follower_below_the_log_start_begins_again_unless_it_is_in_sync() -> None:
     async def work(led: Led) -> None:
         await led.all_agree()
         await led.log.advance_log_start(15)
@@ -502,7 +502,7 @@ def test_a_follower_below_the_log_start_begins_anew_unless_it_is_in_sync() -> No
     leading(work)
 
 
-def test_who_begins_anew_gets_the_producers_and_epochs_below_the_log_start_only() -> None:
+def test_who_begins_again_gets_the_producers_and_epochs_below_the_log_start_only() -> None:
     async def work(led: Led) -> None:
         led.produce(0, acks=1)
         await led.all_agree(31)

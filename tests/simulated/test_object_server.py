@@ -406,7 +406,7 @@ def test_a_slow_read_goes_on_behind_the_error(node: Node) -> None:
     node.run(script())
 
 
-def test_what_a_reader_found_wrong_is_read_anew(node: Node) -> None:
+def test_what_a_reader_found_wrong_is_read_again(node: Node) -> None:
     async def script() -> None:
         name, content, _ = await node.stored([700] * 3)
         answer = await node.ask(node.read_request(name, content, 0, 9))

@@ -45,7 +45,7 @@ def test_a_request_to_a_coordinator_is_declared_and_decided_and_nothing_else() -
         assert not answer.done(), "its record is not committed"
         of.commits()
         assert await answer == Opened(2)
-        of.begin_anew()
+        of.begin_again()
         assert [one.group for one in await of.list_groups()] == ["g", "h"]
 
     coordinating(work)

@@ -277,7 +277,7 @@ def test_after_a_power_loss_of_all_a_queue_goes_on_where_it_was() -> None:
     play(script, config=dataclasses.replace(ONE_KEEPER, metadata_snapshot_records=5))
 
 
-def test_a_queue_of_a_topic_that_was_made_anew_begins_anew() -> None:
+def test_a_queue_of_a_topic_that_was_made_again_starts_over() -> None:
     async def script(stage: Stage) -> None:
         run, admin = stage.process.run, stage.admin
         worker, _ = await create(stage, [0, 1, 2], [1, 2, 0])

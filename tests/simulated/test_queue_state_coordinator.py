@@ -196,7 +196,7 @@ def test_writes_come_in_the_order_of_their_numbers_under_each_opening() -> None:
             )
         await of.write(sister, (b"at", b"0"), partition=1, sequence=0)
         fence = (await of.open(opener="b"))[0].fence
-        await of.write(fence, (b"new", b"0"), sequence=0)  # Each opening begins anew.
+        await of.write(fence, (b"new", b"0"), sequence=0)  # Each opening begins again.
         with pytest.raises(QueueFencedError, match="another leader"):
             await of.write(fence - 2, (b"at", b"late"), sequence=8)
         assert (await of.open(opener="c"))[1] == [(b"at", b"7"), (b"new", b"0")]
@@ -522,8 +522,8 @@ def test_after_a_failed_append_the_log_says_what_is_kept() -> None:
     keeping(work)
 
 
-def test_a_queue_that_was_kept_anew_while_the_broker_was_asked_is_not_forgotten() -> None:
-    """The log began anew meanwhile: what the answer speaks of is another state."""
+def test_a_queue_that_was_kept_again_while_the_broker_was_asked_is_not_forgotten() -> None:
+    """The log began again meanwhile: what the answer speaks of is another state."""
 
     async def work(of: Kept) -> None:
         await of.open("gone")

@@ -331,7 +331,7 @@ def test_a_replica_that_was_removed_while_it_waited_is_not_opened() -> None:
         held.close()
         broker.environment.disk.remove_tree(f"{DATA}/t-0")
         await asyncio.sleep(0.5)
-        assert broker.node.disk.find(f"{DATA}/t-0") is None, "it is not made anew"
+        assert broker.node.disk.find(f"{DATA}/t-0") is None, "it is not made again"
         assert broker.host.replicas == []
 
     playing(script)

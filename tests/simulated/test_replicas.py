@@ -407,7 +407,7 @@ def test_a_replica_that_leads_no_more_looks_at_its_disk_for_a_reader_too(
 
 
 @pytest.mark.parametrize("is_stored_only", [True, False])
-def test_what_is_only_in_the_object_store_is_brought_anew_instead(
+def test_what_is_only_in_the_object_store_is_brought_again_instead(
     is_stored_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(hosted: Hosted) -> None:

@@ -415,7 +415,7 @@ def test_a_leader_has_a_remote_part_where_records_are_or_get_stored(
         remote = leader.remote
         assert isinstance(remote, LeaderRemote)
         hosted.told()
-        assert leader.remote is remote, "it is not begun anew"
+        assert leader.remote is remote, "it is not begun again"
         await hosted.tick()
         assert hosted.failures == 0
 

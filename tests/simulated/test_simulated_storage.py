@@ -1,7 +1,7 @@
 """The real log on the simulated disk: crashes at any disk operation, power losses, faults.
 
 A model remembers what was appended, what `flushed_offset` promised, and what was cut. After each
-crash the log is opened anew and compared with the model, byte for byte.
+crash the log is opened again and compared with the model, byte for byte.
 """
 
 from __future__ import annotations

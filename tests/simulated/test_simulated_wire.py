@@ -23,7 +23,7 @@ TIMEOUT_S = 3.0
 
 
 class ServerSide:
-    """A host whose server process answers after a while, and is started anew after each kill."""
+    """A host whose server process answers after a while, and is started again after each kill."""
 
     def __init__(self, world: World) -> None:
         self.world = world

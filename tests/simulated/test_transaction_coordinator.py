@@ -73,7 +73,7 @@ def test_an_owner_gets_a_family_of_its_own_and_the_next_epoch_after_each_end() -
         with pytest.raises(ProducerFencedError):
             await of.init()
         assert len(of.asked) == 2
-        of.begin_anew()
+        of.begin_again()
         assert await of.init(owner="b") == key_of(1, 3)
         assert await of.init(OTHER) == key_of(2)
         assert len(of.asked) == 2, "families are remembered"
@@ -87,7 +87,7 @@ def test_a_family_whose_epochs_are_used_up_is_followed_by_another() -> None:
         await of.stored(
             IdRecord(NAME, IdValue("a", TIMEOUT_MS, key_of(7, EPOCH_MAX - 1), START_WALL_MS)),
         )
-        of.begin_anew()
+        of.begin_again()
         assert await of.init() == key_of(7, EPOCH_MAX - 1)
         answer = await of.end(key_of(7, EPOCH_MAX - 1))
         assert ((answer.family, answer.epoch), of.asked) == (last, [])
@@ -163,7 +163,7 @@ def test_a_family_that_was_drawn_for_a_state_which_is_gone_is_not_used() -> None
 def test_a_request_that_waited_is_not_decided_by_a_state_that_is_gone() -> None:
     async def work(of: Coordinating) -> None:
         await of.init()
-        of.begin_anew()
+        of.begin_again()
         assert of.measured() == [("2", 0)], "before it knows more"
         of.leaders.answering.clear()
         waiting = asyncio.ensure_future(of.end(key_of(1)))
@@ -429,7 +429,7 @@ def test_what_has_had_its_time_waits_for_the_family_that_it_needs() -> None:
     async def work(of: Coordinating) -> None:
         key = key_of(7, EPOCH_MAX)
         await of.stored(IdRecord(NAME, IdValue("a", 1_000, key, START_WALL_MS)))
-        of.begin_anew()
+        of.begin_again()
         await of.join(key, ("T", 0))
         of.failure = NotLeaderError("no controller")
         await asyncio.sleep(5)
@@ -450,7 +450,7 @@ def test_what_has_had_its_time_waits_for_no_broker_without_need(epoch: int) -> N
     async def work(of: Coordinating) -> None:
         key = key_of(7, epoch)
         await of.stored(IdRecord(NAME, IdValue("a", 1_000, key, START_WALL_MS)))
-        of.begin_anew()
+        of.begin_again()
         with pytest.raises(InvalidRequestError, match="transaction_timeout_ms"):
             await of.init(OTHER, timeout_ms=1)
         if epoch != EPOCH_MAX:
@@ -474,7 +474,7 @@ def test_what_has_had_its_time_is_not_aborted_by_a_state_that_is_gone() -> None:
             IdRecord(NAME, IdValue("a", 1_000, first, START_WALL_MS)),
             IdRecord(OTHER, IdValue("a", 1_000, second, START_WALL_MS)),
         )
-        of.begin_anew()
+        of.begin_again()
         await asyncio.gather(*(of.join(one, ("T", 0)) for one in (first, second)))
         of.answering.clear()
         await asyncio.sleep(2)
@@ -498,7 +498,7 @@ def test_what_ends_while_another_one_waits_for_its_family_needs_no_abort(
             IdRecord(NAME, IdValue("a", 1_000, first, START_WALL_MS)),
             IdRecord(OTHER, IdValue("a", 1_000, second, START_WALL_MS)),
         )
-        of.begin_anew()
+        of.begin_again()
         await asyncio.gather(*(of.join(one, ("T", 0)) for one in (first, second)))
         of.answering.clear()
         await asyncio.sleep(2)
@@ -528,7 +528,7 @@ def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions(
             IdRecord(used, IdValue("a", TIMEOUT_MS, key_of(5), at - UNUSED_ID_MS + 330_000)),
             IdRecord(keeps, IdValue("a", TIMEOUT_MS, key_of(6), at - UNUSED_ID_MS, last_name="n")),
         )
-        of.begin_anew()
+        of.begin_again()
         await asyncio.sleep(UNUSED_CHECK_INTERVAL_S - 1)
         listed = await of.listed(idle=True)
         assert [one.transactional_id for one in listed.transactions] == sorted(
@@ -541,7 +541,7 @@ def test_ids_that_nobody_uses_are_forgotten_unless_they_name_their_transactions(
         listed = await of.listed(idle=True)
         assert len(listed.transactions) == 2, "it is looked for them once a minute"
         await asyncio.sleep(30)
-        of.begin_anew()
+        of.begin_again()
         listed = await of.listed(idle=True)
         assert [one.transactional_id for one in listed.transactions] == [keeps]
 

@@ -148,7 +148,7 @@ def test_a_coordinator_that_begins_is_waited_for() -> None:
             lambda: of.init(),
             lambda: of.end(key),
         ):
-            of.begin_anew()
+            of.begin_again()
             of.waits()
             asking = asyncio.ensure_future(ask())
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ def test_a_coordinator_that_begins_is_waited_for() -> None:
         assert await of.outcome(key) == "committed"
         assert of.marked(key) == [("T", 0, True), ("T", 1, True)]
         await of.join(key_of(1, 1), ("T", 0))
-        of.begin_anew()
+        of.begin_again()
         await of.abort(key_of(1, 1))
         assert await of.outcome(key_of(1, 1)) in ("aborting", "aborted")
 
@@ -168,7 +168,7 @@ def test_an_abort_draws_the_family_that_it_needs() -> None:
     async def work(of: Coordinating) -> None:
         key = key_of(7, EPOCH_MAX)
         await of.stored(IdRecord(NAME, IdValue("a", TIMEOUT_MS, key, START_WALL_MS)))
-        of.begin_anew()
+        of.begin_again()
         await of.join(key, ("T", 0))
         await of.abort(key)
         assert await of.init() == key_of(1)
@@ -202,7 +202,7 @@ def test_the_next_coordinator_writes_the_markers_that_are_missing() -> None:
         assert of.measured() == [("2", 1)]
         count = len(of.leaders.markers)
         await of.init()  # A decision takes along that the markers are written.
-        of.begin_anew()
+        of.begin_again()
         await asyncio.sleep(1)
         assert len(of.leaders.markers) == count
 
@@ -219,7 +219,7 @@ def test_that_all_markers_are_written_is_in_the_log_soon() -> None:
         assert of.end_offset == end_offset + 1
         await asyncio.sleep(10 * TICK_S)
         assert of.end_offset == end_offset + 1
-        of.begin_anew()
+        of.begin_again()
         await asyncio.sleep(1)
         assert len(of.leaders.markers) == 1
 

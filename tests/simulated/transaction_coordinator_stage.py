@@ -109,7 +109,7 @@ class Coordinating(Led):
             clock_watch=self.clock_watch,
         )
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         self.coordinator.end("a test")
         self.begin()
 

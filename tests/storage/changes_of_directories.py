@@ -140,7 +140,7 @@ class BrokerState(NamedTuple):
 
 
 def look_at_broker(disk: CrashDisk) -> BrokerState | None:
-    """What a start finds. None: a blank directory, or none, which it formats anew."""
+    """What a start finds. None: a blank directory, or none, which it formats again."""
     found = find_directories(environment(disk), ROOT)
     if not found or found[0].is_blank:
         format_it(disk)

@@ -548,7 +548,7 @@ def test_compact_alone_keeps_what_retention_would_delete(compacted: Place) -> No
 def test_retention_deletes_old_keys_of_a_compacted_log_that_goes_on_growing(
     compacted: Place,
 ) -> None:
-    """Each pass merges old records with new ones: the result must not count as new for ever."""
+    """Each pass merges old records with new ones: the result must not count as new forever."""
     retention_ms, step_ms = 1000, 100
     compacted.config = TopicConfig(
         **{  # type: ignore[arg-type]

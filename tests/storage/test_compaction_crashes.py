@@ -108,7 +108,7 @@ def crash_everywhere(
 ) -> int:
     """Runs `work` on a prepared log with a crash at its first disk operation, then at its second,
     and so on until it gets through: once as a kill of the process, once as a loss of power. `check`
-    gets the earlier records and the log opened anew. Returns how many operations there are."""
+    gets the earlier records and the log opened again. Returns how many operations there are."""
     count = 0
     is_through = False
     while not is_through:

@@ -197,7 +197,7 @@ def test_one_partition_that_cannot_be_read_hides_none_of_the_others(path: str) -
     directory.close()
 
 
-def test_a_part_of_a_partitions_name_that_a_power_loss_left_is_written_anew(path: str) -> None:
+def test_a_part_of_a_partitions_name_that_a_power_loss_left_is_written_again(path: str) -> None:
     with closing(DataDirectory.open(environment(), path)) as directory:
         at = directory.partition_path("flights", 0)
         open_partition(at).close()
@@ -219,7 +219,7 @@ def test_what_a_process_began_to_make_is_unfinished_and_what_holds_more_is_not(p
         empty.mkdir()
         file.touch()
         Path(path, "notes").mkdir()
-        # A compaction that still ran when the partition had been removed made its directory anew.
+        # A compaction that still ran when the partition had been removed made its directory again.
         (cleaned / "cleaning").mkdir(parents=True)
         (cleaned / "cleaning" / "00000000000000000000.log").touch()
         assert directory.unfinished() == [str(torn), str(empty), str(cleaned)]

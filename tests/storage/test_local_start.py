@@ -221,7 +221,7 @@ def test_a_log_restarts_above_what_is_in_the_store(place: Place) -> None:
     log = replace(place, path=place.path.parent / "topic-1").open()
     assert (log.start_offset, log.local_start_offset) == (3, 45)
     assert_holds(log, 45, 50)
-    # Below its local start it begins anew.
+    # Below its local start it begins again.
     log.truncate(20)
     log = replace(place, path=place.path.parent / "topic-1").open()
     assert (log.start_offset, log.local_start_offset, log.end_offset) == (3, 20, 20)

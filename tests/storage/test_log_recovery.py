@@ -143,7 +143,7 @@ def many_segments(place: Place, *, checkpoint: bool = True) -> Log:
 )
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("which", [0, 1, -1])
-def test_a_missing_or_damaged_index_is_made_anew(
+def test_a_missing_or_damaged_index_is_made_again(
     place: Place, suffix: str, which: int, damage: Callable[[Path], None]
 ) -> None:
     good = many_segments(place)

@@ -278,7 +278,7 @@ def test_a_log_without_transactions_has_no_files_of_them(place: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
-def test_a_lost_index_is_made_anew(
+def test_a_lost_index_is_made_again(
     place: Place, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.config = SMALL

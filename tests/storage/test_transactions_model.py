@@ -250,7 +250,7 @@ class Life:
         """A new replica copies the log, and leads."""
         self.place = self._new_place()
         follower = self.place.open()
-        self._begin_anew(follower)
+        self._begin_again(follower)
         learn(follower, self.log.cleaned_offset, self.log.tombstone_horizon)
         data = read_bytes(self.log)
         positions = [position for position, _ in split_batches(data)]
@@ -268,7 +268,7 @@ class Life:
         self.copies += 1
         return Place(self.root / f"copy-{self.copies}", config=self.place.config)
 
-    def _begin_anew(self, follower: Log) -> None:
+    def _begin_again(self, follower: Log) -> None:
         start = self.log.start_offset
         producers = ProducerState()
         producers.load(self.log.producers.snapshot())
@@ -287,7 +287,7 @@ class Life:
         follower = self.follower
         is_below = follower.start_offset < follower.end_offset < log.tombstone_horizon
         if is_below and self.copied_horizon < log.tombstone_horizon:
-            self._begin_anew(follower)
+            self._begin_again(follower)
             self.copied_horizon = log.tombstone_horizon
             return
         while follower.last_epoch is not None:

@@ -28,7 +28,7 @@ def test_concurrent_callers_share_one_connection(run: Any, wire: Any, make_produ
     run(scenario)
 
 
-def test_a_closed_connection_is_opened_anew(
+def test_a_closed_connection_is_opened_again(
     run: Any, wire: Any, make_produce: Any, eventually: Any
 ) -> None:
     async def scenario() -> None:

@@ -208,7 +208,7 @@ class ConsumerCore:
 
     def _begin_ended_again(self) -> None:
         """Makes partitions whose topic was not there any more readable again, when the user
-        subscribes or assigns again. Those of another topic, which has the name now, begin anew."""
+        subscribes or assigns again. Those of another topic, which has the name now, start over."""
         self.give_back()
         for place, assigned in list(self.subscription.assigned.items()):
             stream = assigned.stream
