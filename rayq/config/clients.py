@@ -39,7 +39,8 @@ OnCorrupt = Literal["raise", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """The settings by which a producer batches, waits and retries."""
+    """The settings by which a producer batches, waits and retries. Reasons for the defaults that
+    people ask about are in docs/reference/configs.md, "Why these defaults"."""
 
     acks: Acks = "all"
     """The meaning of a delivery: "all" in-sync replicas have the record, 1: the leader has appended
@@ -52,7 +53,8 @@ class ProducerConfig:
 
     linger_ms: NotNegative = 5
     """The maximum time that a record waits for its batch to fill. A record is sent at once while
-    nothing of its partition is in flight, so a lone record does not wait."""
+    nothing of its partition is in flight, so a lone record does not wait. The default is Kafka's
+    since 4.0 (KIP-1030): larger batches under load, and no delay without it."""
 
     batch_size: PositiveBytes = 256 * KIB
     """The size of keys, values and headers at which a batch is closed. Records of 1 KB take half as
