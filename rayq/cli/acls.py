@@ -25,7 +25,7 @@ RESOURCE_TYPES: tuple[ResourceType, ...] = get_args(ResourceType)
 OperationWords = Annotated[
     str,
     typer.Argument(
-        metavar="OPERATION", help=f"{', '.join(get_args(Operation))}; several with commas."
+        metavar="OPERATION", help=f"{', '.join(get_args(Operation))}; several separated by commas."
     ),
 ]
 OperationWord = Annotated[
@@ -38,15 +38,15 @@ Name = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="Name of the resource; '*' for each of its type. The cluster has none.",
+        help="Resource name, or '*' for all. Omit for `cluster`.",
         show_default=False,
     ),
 ]
 Prefix = Annotated[
-    bool, typer.Option("--prefix", help="Each resource whose name begins with NAME.")
+    bool, typer.Option("--prefix", help="Match every name that starts with NAME.")
 ]
 Deny = Annotated[
-    bool, typer.Option("--deny", help="A rule that denies, and wins over all that allow.")
+    bool, typer.Option("--deny", help="Deny instead of allow; deny overrides allow.")
 ]
 FromHost = Annotated[
     str,
@@ -65,7 +65,7 @@ def add(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Allow a principal an operation on a resource, or deny it. PRINCIPAL '*' stands for each
+    """Allow a principal an operation on a resource, or deny it. PRINCIPAL '*' means every
     principal.
 
     Read, write, delete and alter imply describe. A principal without a rule may do nothing.
@@ -81,7 +81,7 @@ def list_acls(
     resource_type: Annotated[
         str | None,
         typer.Option(
-            "--type", metavar="RESOURCE_TYPE", help="Only rules about such resources."
+            "--type", metavar="RESOURCE_TYPE", help="Only rules for resources of this type."
         ),
     ] = None,
     name: Annotated[
@@ -108,11 +108,11 @@ def list_acls(
 
 def show_acls(acls: Sequence[Acl]) -> None:
     output.table(
-        ("principal", "may", "operation", "resource", "name", "host"),
+        ("principal", "permission", "operation", "resource", "name", "host"),
         [
             (
                 acl.principal,
-                "may" if acl.permission == "allow" else "may not",
+                acl.permission,
                 acl.operation,
                 acl.resource_type,
                 f"{acl.name} --prefix" if acl.pattern == "prefixed" else acl.name,
@@ -149,7 +149,7 @@ def remove(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Remove a rule, which is given as it was added.
+    """Remove a rule. Pass the arguments it was added with.
 
     Without a rule that allows it, a principal may do nothing, so removing a rule that allows never
     opens anything.
@@ -162,7 +162,7 @@ def remove(
         if missing:
             raise InvalidRequestError(
                 f"There is no rule {str(missing[0])!r}: `rayq acl list {shlex.quote(principal)}` "
-                "shows those that there are."
+                "lists the existing rules."
             )
         agree(f"Remove {'; '.join(map(str, acls))}?", yes)
         connection.admin.delete_acls(acls)
@@ -178,10 +178,10 @@ def check(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Say whether a principal may do an operation, and which rule decides. Exits with 3 where it
-    may not.
+    """Show whether a principal may do an operation, and which rule decides. Exits with 3 if it may
+    not.
 
-    Rules for single hosts apply only where --host is such an address.
+    Host-specific rules are considered only with a matching --host.
     """
     [asked] = _acls(principal, operation, resource_type, name, False, False, host, several=False)
     with connected(cluster) as connection:
@@ -201,7 +201,7 @@ def check(
 
 def _why_allowed(asked: Acl, acl: Acl | None) -> str:
     if acl is not None:
-        return f"a rule says {acl}. To take it away: {command('remove', acl)}"
+        return f"a rule says {acl}. To remove it: {command('remove', acl)}"
     if asked.principal == SUPERUSER:
         return f"{SUPERUSER} may do everything."
     return "each principal may describe and alter itself."
@@ -209,11 +209,11 @@ def _why_allowed(asked: Acl, acl: Acl | None) -> str:
 
 def _why_denied(asked: Acl, acl: Acl | None) -> str:
     if acl is not None:
-        return f"a rule says {acl}. To take it away: {command('remove', acl)}"
+        return f"a rule says {acl}. To remove it: {command('remove', acl)}"
     if is_own_topic(asked.resource_type, asked.name):
         return (
-            "it is one of rayq's own topics. Who may describe the cluster reads it, who may alter "
-            "the cluster alters it, and nobody writes it."
+            "it is one of rayq's own topics. Principals with cluster describe can read it; with "
+            "cluster alter, alter it; nobody can write it."
         )
     allow = msgspec.structs.replace(asked, host=ANY)
     return f"no rule allows it. To allow it: {command('add', allow)}"
@@ -251,17 +251,17 @@ def _acls(
     kind = _resource_type(resource_type)
     if kind == "cluster":
         if name not in (None, CLUSTER) or prefix:
-            raise WrongUseError("There is one cluster: leave out NAME and --prefix.")
+            raise WrongUseError("The cluster has no name: leave out NAME and --prefix.")
         name = CLUSTER
     elif name is None:
-        raise WrongUseError(f"Which {kind}? Give its name, or '*' for each {kind}.")
+        raise WrongUseError(f"NAME is missing: give the name of a {kind}, or '*' for all.")
     elif name.endswith(ANY) and (name != ANY or prefix):
         stem = name.rstrip(ANY)
         raise WrongUseError(
-            f"{name!r} would be a {kind} of that very name: say {shlex.quote(stem)} --prefix for "
-            "each one that begins so."
+            f"{name!r} is a literal name: use {shlex.quote(stem)} --prefix for every {kind} whose "
+            "name starts so."
             if stem
-            else f"Say '*' without --prefix for each {kind}."
+            else f"Use '*' without --prefix for every {kind}."
         )
     words = operations.split(",") if several else [operations]
     return [
@@ -279,21 +279,21 @@ def _acls(
 
 
 def _resource_type(text: str) -> ResourceType:
-    return cast(ResourceType, _word(text, RESOURCE_TYPES, "type of a resource"))
+    return cast(ResourceType, _word(text, RESOURCE_TYPES, "a resource type"))
 
 
 def _operation(text: str, kind: ResourceType, *, may_be_all: bool) -> Operation:
     known = (*(("all",) if may_be_all else ()), *OPERATIONS[kind])
-    return cast(Operation, _word(text, known, f"operation on a {kind}", get_args(Operation)))
+    return cast(Operation, _word(text, known, f"an operation on a {kind}", get_args(Operation)))
 
 
 def _word(text: str, known: Sequence[str], what: str, known_elsewhere: Sequence[str] = ()) -> str:
-    """Raises WrongUseError: with the nearest of the known words for a slip of the fingers, with all
-    of them for a word that has its place elsewhere."""
+    """Raises WrongUseError: with the nearest known word for a typing error, with all known words
+    for a word that is valid elsewhere."""
     word = text.strip().lower().replace("-", "_")
     if word in known:
         return word
     hint = f"It is one of {', '.join(known)}."
     if word not in known_elsewhere:
         hint = did_you_mean(word, known, hint)
-    raise WrongUseError(f"{text!r} is no {what}. {hint}")
+    raise WrongUseError(f"{text!r} is not {what}. {hint}")

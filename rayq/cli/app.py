@@ -104,7 +104,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "principal": (
-        "Names of programs and people that have rights of their own.",
+        "Programs and people with their own rights.",
         {
             "create": principals.create,
             "list": principals.list_principals,
@@ -122,7 +122,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "acl": (
-        "Rules that say what principals may do.",
+        "Rules about what principals may do.",
         {
             "add": acls.add,
             "list": acls.list_acls,
@@ -131,7 +131,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "quota": (
-        "Limits of what principals may use.",
+        "Limits on what principals use.",
         {
             "set": quotas.set_quota,
             "list": quotas.list_quotas,
@@ -181,7 +181,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
 }
 """The groups of verbs, with the help of each. They are listed in this order."""
 ALONE: dict[str, Callable[..., None]] = {"token": tokens.show}
-"""The groups that do something without a verb. The others print their help."""
+"""The groups that do something without a subcommand. The others print their help."""
 
 app = typer.Typer(
     name="rayq",

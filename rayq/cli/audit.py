@@ -21,20 +21,21 @@ NONE_YET_S = 1.0
 
 def audit(
     principal: Annotated[
-        list[str] | None, typer.Option("--principal", help="Only of this one; may be repeated.")
+        list[str] | None,
+        typer.Option("--principal", help="Only events of this principal; may be repeated."),
     ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
             "--kind",
-            help=f"Only {', '.join(KINDS[:-1])} or {KINDS[-1]}; may be repeated.",
+            help=f"Only events of this kind ({', '.join(KINDS)}); may be repeated.",
         ),
     ] = None,
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="From this time on, such as -1h.")
+        str, typer.Option("--since", metavar="TIME", help="Only events since this time, e.g. -1h.")
     ] = "-1d",
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with lines as they come.")
+        bool, typer.Option("-f", "--follow", help="Keep printing new events.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -43,7 +44,7 @@ def audit(
     since_ms = time_ms(since, output.now_ms())
     for name in kind or ():
         if name not in KINDS:
-            raise WrongUseError(f"{name!r} is no kind of event: these are {', '.join(KINDS)}.")
+            raise WrongUseError(f"{name!r} is not an event kind; choose from {', '.join(KINDS)}.")
     wanted = _Wanted(principal, kind)
     offset: int | None = None
     shown: list[AuditLine] = []
@@ -67,7 +68,7 @@ def audit(
 
 
 class _Wanted:
-    """The filters, and the lines that were there already: a server may have sent one twice."""
+    """The filters, and the ids of lines already shown: a server may send a line twice."""
 
     def __init__(self, principals: list[str] | None, kinds: list[str] | None) -> None:
         self._principals = principals

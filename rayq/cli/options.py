@@ -29,8 +29,8 @@ ClusterAddress = Annotated[
         "--cluster",
         metavar="HOST:PORT",
         envvar="RAYQ_CLUSTER",
-        help="A broker of the cluster, several with commas; its token is in RAYQ_TOKEN. Without: "
-        "the cluster that `rayq start` has started.",
+        help="A broker of the cluster, several separated by commas; its token is in RAYQ_TOKEN. "
+        "Default: the cluster started by `rayq start`.",
     ),
 ]
 

@@ -19,11 +19,11 @@ QUOTAS: tuple[QuotaName, ...] = get_args(QuotaName)
 
 IsDefault = Annotated[
     bool,
-    typer.Option("--default", help="Of each principal that has no such limit of its own."),
+    typer.Option("--default", help="Set the default for principals without their own limit."),
 ]
 ClientId = Annotated[
     str | None,
-    typer.Option("--client-id", metavar="ID", help="Only of clients that call themselves so."),
+    typer.Option("--client-id", metavar="ID", help="Only for clients with this client id."),
 ]
 
 
@@ -41,7 +41,7 @@ def set_quota(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Limit what a principal may use of the cluster. Limits that are not named stay.
+    """Limit how much of the cluster a principal may use. Other limits are kept.
 
     Rates are per second, in the whole cluster. A client that uses more has to wait; no request
     fails.
@@ -93,7 +93,7 @@ def remove(
         list[str] | None,
         typer.Argument(
             metavar="[PRINCIPAL] [NAME...]",
-            help="Names of limits. Without one, all of them.",
+            help="Limits to remove. Without NAME: all.",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +103,7 @@ def remove(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Remove limits of a principal. Whoever waits for one goes on at once."""
+    """Remove limits of a principal. Throttled clients resume at once."""
     principal, rest = _who(words or [], default)
     names = [_quota_name(word) for word in rest]
     who = _shown(principal, client_id)
@@ -129,11 +129,11 @@ def remove(
 
 
 def _who(words: list[str], is_default: bool) -> tuple[str | None, list[str]]:
-    """The principal (None: the default), and the other words."""
+    """Returns the principal (None: the default) and the other words."""
     if is_default:
         return None, words
     if not words or "=" in words[0]:
-        raise WrongUseError("Whose limits? Give a principal first, or --default.")
+        raise WrongUseError("Give a principal first, or --default.")
     return words[0], words[1:]
 
 
@@ -145,14 +145,14 @@ def _shown(principal: str | None, client_id: str | None) -> str:
 def _limit(word: str) -> tuple[QuotaName, float]:
     name, separator, value = word.partition("=")
     if not separator:
-        raise WrongUseError(f"{word!r} sets nothing: write NAME=VALUE.")
+        raise WrongUseError(f"{word!r} is not NAME=VALUE.")
     quota = _quota_name(name)
     try:
         return quota, float(value)
     except ValueError:
         if quota.endswith("_byte_rate"):
             return quota, rate_bytes_per_s(value)
-        raise WrongUseError(f"{value!r} is no number: {quota} takes one from 0.") from None
+        raise WrongUseError(f"{value!r} is not a number: {quota} must be 0 or more.") from None
 
 
 def _quota_name(text: str) -> QuotaName:
@@ -160,4 +160,4 @@ def _quota_name(text: str) -> QuotaName:
     if word in QUOTAS:
         return word
     hint = did_you_mean(word, QUOTAS, f"It is one of {', '.join(QUOTAS)}.")
-    raise WrongUseError(f"{text!r} is no quota. {hint}")
+    raise WrongUseError(f"{text!r} is not a quota. {hint}")

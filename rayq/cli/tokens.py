@@ -25,7 +25,7 @@ Expires = Annotated[
         "--expires",
         "--expires-in",
         metavar="DURATION",
-        help="The token is refused after that time, such as 90d; or `never`.",
+        help="Lifetime of the token, e.g. 90d, or `never`.",
         show_default=False,
     ),
 ]
@@ -33,13 +33,14 @@ Expires = Annotated[
 
 def show(context: typer.Context, json: Json = False, cluster: ClusterAddress = None) -> None:
     """Print the token that a client outside of Ray needs besides an address. Whoever has it may do
-    everything: treat it as a password. The verbs are about tokens of principals."""
+    everything: treat it as a password. The subcommands manage
+    principals' tokens."""
     if context.invoked_subcommand is not None:
         for name in ("json", "cluster"):
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 raise typer.BadParameter(
-                    f"--{name} stands behind {context.invoked_subcommand}, not before it"
+                    f"put --{name} after {context.invoked_subcommand}"
                 )
         return
     with connected(cluster) as connection:
@@ -56,9 +57,9 @@ def create(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Create a token of a principal, and print it once.
+    """Create a token for a principal, and print it once.
 
-    Its other tokens stay valid. Without --expires it does not expire.
+    Its other tokens stay valid. Without --expires the token does not expire.
     """
     expires_in_s = _expires_in_s(expires)
     with connected(cluster) as connection:
@@ -73,17 +74,17 @@ def rotate(
         typer.Option(
             "--overlap",
             metavar="DURATION",
-            help="The other tokens stay valid for that time, such as 12h; 0 ends them at once.",
+            help="How long the other tokens stay valid, e.g. 12h; 0 revokes them at once.",
         ),
     ] = "1d",
     expires: Expires = None,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Create a token of a principal, print it once, and let its other tokens expire.
+    """Create a token for a principal, print it once, and let its other tokens expire.
 
-    Give the new token to the principal's programs, and restart them, before the overlap is over.
-    Without --expires it lasts as long as the newest one was to last.
+    Give the new token to the principal's programs, and restart them, before the overlap ends.
+    Without --expires the token gets the lifetime of the newest one.
     """
     overlap_s = duration_ms(overlap) / 1000
     expires_in_s = _expires_in_s(expires)
@@ -101,7 +102,7 @@ def revoke(
     token_ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TOKEN_ID", help="Ids of tokens, as `rayq token list` shows them."
+            metavar="TOKEN_ID", help="Token ids, as listed by `rayq token list`."
         ),
     ] = None,
     all_tokens: Annotated[
@@ -111,12 +112,12 @@ def revoke(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Remove tokens of a principal. The connections that were opened with them end within a second.
+    """Revoke tokens of a principal. Connections that were opened with them end within a second.
 
-    Whoever has stolen a token may have created another with it: then revoke --all.
+    A thief may have created more tokens: use --all if one was stolen.
     """
     if bool(token_ids) == all_tokens:
-        raise typer.BadParameter("name tokens by their ids, or give --all")
+        raise typer.BadParameter("give token ids, or --all")
     check_can_ask(yes)
     with connected(cluster) as connection:
         ids = token_ids or [token.token_id for token in connection.admin.list_tokens(principal)]
@@ -197,8 +198,8 @@ def _show_new(token: NewToken, json: bool, others: str) -> None:
         else f"expires at {output.moment(token.expires_ms)}"
     )
     output.note(
-        f"Token {token.token_id} of {token.principal} {ends}. It is not shown again: keep it as a "
-        f"password. {others}".rstrip()
+        f"Token {token.token_id} of {token.principal} {ends}. It is not shown again: store it like "
+        f"a password. {others}".rstrip()
     )
 
 
@@ -209,5 +210,5 @@ def _expires_in_s(text: str | None) -> float | None:
         return math.inf
     found_ms = duration_ms(text)
     if not found_ms:
-        raise InvalidRequestError("A token that expires at once is of no use: give --expires 90d.")
+        raise InvalidRequestError("--expires must be positive, e.g. 90d.")
     return found_ms / 1000
