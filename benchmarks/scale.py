@@ -56,9 +56,10 @@ from rayq.runtime.local_runtime import wait_until
 from rayq.storage.data_directory import DataDirectory, format_directory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.authentication import Identity
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Result, Server
+from rayq.wire.server import Server
 
 CONFIG = ClusterConfig(max_replicas_per_broker=1_000_000)
 CLUSTER_ID = "c" * 32

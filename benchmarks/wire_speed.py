@@ -30,9 +30,10 @@ from rayq.messages import (
 )
 from rayq.wire.authentication import Identity, client_key
 from rayq.wire.connection import Connection
+from rayq.wire.handler import Result
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result, Server
+from rayq.wire.server import Server
 
 KIB, MIB = 1024, 1024**2
 SECRET = bytes(32)

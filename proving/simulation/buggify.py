@@ -25,7 +25,7 @@ from rayq.actors import coordinator_log
 from rayq.actors.metadata import quorum
 from rayq.actors.replica import follower, leader_followers, leader_reads, replica_host
 from rayq.storage import cleaner, plans, recent_producers
-from rayq.wire import server
+from rayq.wire import accepted_connection
 
 POINTS: dict[str, str] = {
     # Constants of the code
@@ -74,7 +74,7 @@ CONSTANTS: dict[str, tuple[tuple[object, str, int], ...]] = {
         (recent_producers, "STEP_BATCHES", 2),
     ),
     "one-request-a-turn": (
-        (server, "REQUESTS_PER_TURN", 1),
+        (accepted_connection, "REQUESTS_PER_TURN", 1),
         (replica_host, "OPENED_AT_ONCE_MAX", 1),
         (replica_host, "ASSIGNED_AT_ONCE_MAX", 1),
     ),

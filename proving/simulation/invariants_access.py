@@ -30,11 +30,7 @@ import msgspec
 
 from proving.simulation.owner import OWNER
 from proving.simulation.patches import applied
-from proving.simulation.server_view import (
-    ServerStream,
-    peers_of,
-    server_of,
-)
+from proving.simulation.server_view import peers_of, server_of
 from rayq import messages
 from rayq.actors.access import Access
 from rayq.core.access.rights import Names, Needed, needed_by
@@ -55,6 +51,7 @@ from rayq.errors import (
     RayqError,
 )
 from rayq.messages.acls import ANY, CLUSTER, Acl
+from rayq.wire.accepted_connection import AcceptedConnection
 from rayq.wire.authentication import ServerHandshake
 from rayq.wire.codec import DECODERS, decode
 from rayq.wire.peer import Peer
@@ -173,10 +170,10 @@ class AccessJudge:
     def judging(self) -> Iterator[None]:
         """Wraps the methods that are judged, for the length of a `with` block."""
         wrappers: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-            (ServerStream, "_read_request", self._around_read_request),
-            (ServerStream, "_answer", self._around_answer),
-            (ServerStream, "_answer_awaited", self._around_answer_awaited),
-            (ServerStream, "_answer_error", self._around_answer_error),
+            (AcceptedConnection, "_read_request", self._around_read_request),
+            (AcceptedConnection, "_answer", self._around_answer),
+            (AcceptedConnection, "_answer_awaited", self._around_answer_awaited),
+            (AcceptedConnection, "_answer_error", self._around_answer_error),
             (ServerHandshake, "accept", self._around_accept),
             (Access, "update", self._around_update),
         )

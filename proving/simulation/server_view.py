@@ -8,7 +8,7 @@ Whoever renames an attribute of a server mends it here. Planted bugs (`mutations
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rayq.actors.broker.broker import Broker
 from rayq.actors.broker.metadata_answers import MetadataAnswers
@@ -39,11 +39,9 @@ from rayq.storage.open_transactions import OpenTransactions
 from rayq.storage.producer_state import ProducerState
 from rayq.storage.remote.manifest import Manifest
 from rayq.storage.segment import Segment
+from rayq.wire.accepted_connection import AcceptedConnection
 from rayq.wire.peer import Peer
-from rayq.wire.server import Server, _ServerStream
-
-ServerStream = _ServerStream
-"""A connection of a server."""
+from rayq.wire.server import Server
 
 # --- replicas -------------------------------------------------------------------------------------
 
@@ -282,13 +280,15 @@ def server_of_host(host: ReplicaHost) -> Server:
     return host._server
 
 
-def server_of(stream: ServerStream) -> Server:
-    return stream._server
+def server_of(connection: AcceptedConnection) -> Server:
+    return cast(Server, connection._owner)
 
 
 def peers_of(server: Server) -> list[Peer]:
     """The other sides of a server's connections that are authenticated."""
-    return [stream.peer for stream in server._authenticated if stream.peer is not None]
+    return [
+        connection.peer for connection in server._authenticated if connection.peer is not None
+    ]
 
 
 # --- clients --------------------------------------------------------------------------------------

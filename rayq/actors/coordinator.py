@@ -34,8 +34,8 @@ from rayq.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 StateT = TypeVar("StateT")

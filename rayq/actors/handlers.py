@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rayq.messages import REQUESTS, AnyRequest
 from rayq.messages.base import Answerer
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 
 ServerT = TypeVar("ServerT")
 RequestT = TypeVar("RequestT", bound=AnyRequest)

@@ -1,63 +1,39 @@
-"""The server's side: accepts and authenticates connections, calls a handler with each request."""
+"""The server: listens, admits connections and ends them, and counts what they do."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
-import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from rayq.config import ClusterConfig
-from rayq.environment import Buffer, Environment, Listener
+from rayq.environment import Environment, Listener
 from rayq.errors import (
-    AuthenticationError,
-    AuthorizationError,
-    DisconnectedError,
-    InvalidRequestError,
     OverloadedError,
-    ProtocolError,
     RayqError,
     UnknownServerError,
 )
 from rayq.logs import RateLimitedLogger
 from rayq.messages import (
     REQUESTS,
-    THROTTLED_API,
-    AnyRequest,
-    Done,
-    Ping,
-    Response,
-    Throttled,
 )
-from rayq.messages.acls import QuotaName
 from rayq.metrics import Histogram, Sample
-from rayq.wire.answer_room import AnswerRoom
+from rayq.wire.accepted_connection import AcceptedConnection
 from rayq.wire.authentication import (
-    HANDSHAKE_FRAME_BYTES_MAX,
-    HANDSHAKE_VERSION,
-    NONCE_BYTES,
     Identity,
     Role,
-    ServerHandshake,
 )
 from rayq.wire.certificates import CertificatePrincipals
-from rayq.wire.codec import DECODERS, ENCODER, decode, encode_error
 from rayq.wire.descriptors import shares
-from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, FLAGS_KNOWN, HANDSHAKE_API, Frame
+from rayq.wire.handler import Handler
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.held_bytes import HeldBytes
-from rayq.wire.peer import Audit, Gate, NobodyAudits, NobodyKnown, Peer
-from rayq.wire.stream import FrameStream
-from rayq.wire.throttling import PARKED_BYTES_MAX, ParkedRequests, Throttle, Throttles
-from rayq.wire.turns import Slice, Turns
+from rayq.wire.peer import Audit, Gate, NobodyAudits, NobodyKnown
+from rayq.wire.throttling import Throttles
+from rayq.wire.turns import Turns
 
 logger = logging.getLogger(__name__)
-
-HANDSHAKE_TIMEOUT_S = 5.0
-"""A connection that is not authenticated by then, TLS included, is closed."""
 
 UNFINISHED_HANDSHAKES_MAX = 256
 """While this many connections are not authenticated, each further connection evicts one of them
@@ -67,44 +43,11 @@ FOR_SUPERUSERS_MAX = 64
 """This many connections, an eighth of all at most, are kept for superusers. A principal that opens
 all that it gets does not keep out whoever would revoke its token."""
 
-REQUEST_BYTES_IN_FLIGHT_MAX = 256 * 1024**2
-"""The server reads no further from a connection whose unanswered requests hold more than this."""
-
-CLIENT_HEADER_BYTES_MAX = 4 * 1024**2
-"""A client's request with a longer header is refused."""
-
-HEADER_WEIGHT = 32
-"""A header of many small values takes this many bytes of memory for each byte when decoded."""
-
-LARGE_HEADER_BYTES = 4096
-"""Before a task begins, only a header of this length has used time that counts."""
-
-REQUESTS_PER_TURN = 64
-"""After this many requests of one connection the other connections have their turn."""
-
-UNSENT_BYTES_MAX = 64 * 1024**2
-"""A client that gets a further answer while it has not taken this many bytes is disconnected."""
-
-UNSENT_TIMEOUT_S = 60.0
-"""A client that has taken nearly no bytes of its answers for this long is disconnected."""
-
 EXPIRY_INTERVAL_S = 1.0
 """Interval at which connections are ended whose token has expired."""
 
 PORTS_TRIED_MAX = 1000
 IDLE_CHECKS_PER_LIMIT = 4
-
-Payload = Buffer | Sequence[Buffer]
-Result = Response | tuple[Response, Payload] | None
-
-
-Handler = Callable[[Peer, AnyRequest, memoryview], "Result | Awaitable[Result]"]
-"""The server calls the handler with each request, in the order of arrival on its connection. The
-handler returns the answer, or an awaitable of it: a future, or a coroutine, which runs in a task of
-`environment.tasks`. When the connection ends, the server cancels the task of a request that
-`ends_with_connection`; other tasks run on. The payload is writable and belongs to the handler. A
-RayqError that the handler raises becomes an error answer. Any other exception is logged and becomes
-an UnknownServerError."""
 
 
 class Server:
@@ -125,8 +68,8 @@ class Server:
         self.identity = identity
         self.handler = handler
         self.config = config or ClusterConfig()
-        self.gate = gate or NobodyKnown()
-        self.audit = audit or NobodyAudits()
+        self.gate: Gate = gate or NobodyKnown()
+        self.audit: Audit = audit or NobodyAudits()
         self.throttles = throttles
         self.host = ""
         self.port = 0
@@ -135,8 +78,8 @@ class Server:
         )
         self._listener: Listener | None = None
         # Dicts keep their order: the simulation must not depend on memory addresses.
-        self._authenticated: dict[_ServerStream, None] = {}
-        self._unauthenticated: UnfinishedHandshakes[_ServerStream] = UnfinishedHandshakes(
+        self._authenticated: dict[AcceptedConnection, None] = {}
+        self._unauthenticated: UnfinishedHandshakes[AcceptedConnection] = UnfinishedHandshakes(
             min(UNFINISHED_HANDSHAKES_MAX, shares().reserve // 2)
         )
         self._refused = RateLimitedLogger(logger, logging.INFO, environment.clock.monotonic)
@@ -146,7 +89,7 @@ class Server:
         self._forget_connections: Callable[[], None] | None = None
         self.turns = Turns()
         self.held_bytes = HeldBytes(
-            lambda: [stream for stream in self._authenticated if stream.is_client]
+            lambda: [connection for connection in self._authenticated if connection.is_client]
         )
 
     async def start(self, host: str, port: int, *, first_free: bool = False) -> None:
@@ -179,28 +122,28 @@ class Server:
         if self._forget_connections is not None:
             self._forget_connections()
             self._forget_connections = None
-        for stream in [*self._authenticated, *self._unauthenticated]:
-            stream.end(None)
+        for connection in [*self._authenticated, *self._unauthenticated]:
+            connection.end(None)
 
     def _accept(self, host: str, give_up: Callable[[], None]) -> asyncio.BaseProtocol | None:
         if self._listener is None:
             return None
-        stream = _ServerStream(self, host, give_up)
-        evicted = self._unauthenticated.add(stream, host)
+        connection = AcceptedConnection(self, host, give_up)
+        evicted = self._unauthenticated.add(connection, host)
         if evicted is not None:
             self.refused(
                 "closed %s before it was authenticated, to make room for %s", evicted.address, host
             )
             evicted.end(None)
-        return stream
+        return connection
 
     def end_revoked(self) -> None:
         """Ends the connections of principals that are gone, or whose token was revoked or has
         expired. Call it after each change of them; for tokens that expire it looks by itself."""
         valid: dict[str, set[str | None]] = {}
         """Ids of the valid tokens of each principal, and None if it exists."""
-        for stream in list(self._authenticated):
-            peer = stream.peer
+        for connection in list(self._authenticated):
+            peer = connection.peer
             if peer is None or peer.principal is None:
                 continue
             if peer.principal not in valid:
@@ -215,16 +158,18 @@ class Server:
                     "closed %s: principal %s or its token is no longer valid",
                     *(peer.address, peer.principal),
                 )
-                stream.end(None)
+                connection.end(None)
 
-    # --- for its streams ------------------------------------------------------------------------
+    # --- for its connections --------------------------------------------------------------------
 
-    def authenticated(self, stream: _ServerStream, role: Role, principal: str | None) -> None:
+    def authenticated(
+        self, connection: AcceptedConnection, role: Role, principal: str | None
+    ) -> None:
         """Raises OverloadedError for a client too many. Servers are always let in."""
         if role == "client":
-            self._check_room(stream, is_superuser=principal is None)
-        self._unauthenticated.remove(stream)
-        self._authenticated[stream] = None
+            self._check_room(connection, is_superuser=principal is None)
+        self._unauthenticated.remove(connection)
+        self._authenticated[connection] = None
 
     def watch_expiry(self) -> None:
         """Looks now and then for tokens that have expired, as long as principals are connected."""
@@ -232,7 +177,7 @@ class Server:
             loop = asyncio.get_running_loop()
             self._expiry_timer = loop.call_later(EXPIRY_INTERVAL_S, self._end_expired)
 
-    def _check_room(self, stream: _ServerStream, *, is_superuser: bool) -> None:
+    def _check_room(self, connection: AcceptedConnection, *, is_superuser: bool) -> None:
         def room(count: int) -> int:
             return count if is_superuser else count - min(count // 8, FOR_SUPERUSERS_MAX)
 
@@ -244,7 +189,7 @@ class Server:
             )
         allowed = shares()
         for_client = room(allowed.for_clients)
-        if stream.descriptor >= for_client:
+        if connection.descriptor >= for_client:
             raise OverloadedError(
                 f"{self.host}:{self.port} may open {allowed.limit} files and connections, and "
                 f"{for_client} are open: the rest is kept for its logs and for "
@@ -256,9 +201,9 @@ class Server:
         """Logs that a connection was refused, but seldom: anybody can cause that often."""
         self._refused.say(message, *arguments)
 
-    def disconnected(self, stream: _ServerStream) -> None:
-        self._unauthenticated.remove(stream)
-        self._authenticated.pop(stream, None)
+    def disconnected(self, connection: AcceptedConnection) -> None:
+        self._unauthenticated.remove(connection)
+        self._authenticated.pop(connection, None)
 
     def took(self, api: int, seconds: float) -> None:
         """A request was answered, or refused, this many seconds after its arrival."""
@@ -278,11 +223,12 @@ class Server:
         ).value += 1
 
     def _count_connections(self) -> list[Sample]:
-        sample, streams = self.environment.metrics.sample, self._authenticated
+        sample, connections = self.environment.metrics.sample, self._authenticated
         return [
-            sample("rayq_connections", len(streams)),
+            sample("rayq_connections", len(connections)),
             sample(
-                "rayq_requests_in_flight", sum(stream.requests_in_flight for stream in streams)
+                "rayq_requests_in_flight",
+                sum(connection.requests_in_flight for connection in connections),
             ),
             sample("rayq_connections_waiting", len(self.turns)),
         ]
@@ -290,14 +236,14 @@ class Server:
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
         limit_s = self.config.idle_connection_ms / 1000
-        for stream in list(self._authenticated):
-            if stream.is_idle_since(loop.time() - limit_s):
-                stream.end_unless_writing()
+        for connection in list(self._authenticated):
+            if connection.is_idle_since(loop.time() - limit_s):
+                connection.end_unless_writing()
         self._idle_timer = loop.call_later(limit_s / IDLE_CHECKS_PER_LIMIT, self._check_idle)
 
     def _end_expired(self) -> None:
         self._expiry_timer = None
-        if any(stream.peer and stream.peer.principal for stream in self._authenticated):
+        if any(connection.peer and connection.peer.principal for connection in self._authenticated):
             self.watch_expiry()
             self.end_revoked()
 
@@ -305,444 +251,3 @@ class Server:
 def _name_of(api: int) -> str:
     kind = REQUESTS.get(api)
     return "unknown" if kind is None else kind.__name__
-
-
-class _ServerStream(FrameStream):
-    """One accepted connection."""
-
-    def __init__(self, server: Server, host: str, give_up: Callable[[], None]) -> None:
-        super().__init__(HANDSHAKE_VERSION, HANDSHAKE_FRAME_BYTES_MAX)
-        self._server = server
-        self.address = host
-        self._give_up = give_up
-        self._handler = server.handler
-        self._clock = server.environment.clock
-        self._requests_max = server.config.max_requests_in_flight
-        self._requests = 0
-        self._request_bytes = 0
-        self._until_next_turn = REQUESTS_PER_TURN
-        self._release_scheduled = False
-        self._slice: Slice | None = None
-        """The client's use of the loop's time. None: the peer is a server, or not known yet."""
-        self._throttle: Throttle | None = None
-        self._parked: ParkedRequests | None = None
-        """Requests of a named principal that wait for a quota."""
-        self._cancellable: dict[asyncio.Task[Any], None] = {}
-        self._room = AnswerRoom(self._is_taking)
-        self._unsent_timer: asyncio.TimerHandle | None = None
-        self._sent_at = self.received_at
-        self._peer: Peer | None = None
-        self.is_client = False
-        """True if the peer has authenticated itself as a client."""
-        self._handshake: ServerHandshake | None = None
-        self._handshake_timer: asyncio.TimerHandle | None = self._loop.call_later(
-            HANDSHAKE_TIMEOUT_S, self._handshake_late
-        )
-
-    @property
-    def peer(self) -> Peer | None:
-        """The authenticated peer. None during the handshake."""
-        return self._peer
-
-    @property
-    def descriptor(self) -> int:
-        """The number of the socket's file descriptor. -1 in a network without descriptors."""
-        assert self._transport is not None
-        used = self._transport.get_extra_info("socket")
-        return -1 if used is None else int(used.fileno())
-
-    def is_idle_since(self, since: float) -> bool:
-        return self.is_client and self._requests == 0 and self.received_at < since
-
-    @property
-    def requests_in_flight(self) -> int:
-        return self._requests
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes that the server holds for the peer."""
-        parked_bytes = 0 if self._parked is None else self._parked.bytes
-        return self.unsent_bytes + self._request_bytes + self._parser.large_bytes + parked_bytes
-
-    @property
-    def moved_at(self) -> float:
-        """The time at which the last bytes came, or the peer took its answers again, on the loop's
-        clock."""
-        return max(self.received_at, self._sent_at)
-
-    # --- the handshake --------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if self._ended:
-            return
-        nonce = self._server.environment.token_bytes(NONCE_BYTES)
-        server = self._server
-        certified = None
-        if server.certificates is not None:
-            certified = server.certificates.named_in(transport.get_extra_info("peercert"))
-        self._handshake = ServerHandshake(
-            server.identity, nonce, server.gate.credentials_of, certified
-        )
-
-    def _handshake_late(self) -> None:
-        self._server.refused(
-            "closed %s: not authenticated within %g s", self.address, HANDSHAKE_TIMEOUT_S
-        )
-        self.end(None)
-
-    def end(self, cause: BaseException | None) -> None:
-        if self._transport is None:
-            self._give_up()
-        super().end(cause)
-
-    def _take_handshake(self, frame: Frame, handshake: ServerHandshake) -> None:
-        if frame.api != HANDSHAKE_API or frame.flags or frame.payload:
-            raise ProtocolError(f"{self.address} sent a request before it was authenticated.")
-        header = bytes(frame.header)
-        try:
-            if handshake.hello is None:
-                self.write_frame(0, HANDSHAKE_API, 0, handshake.challenge(header))
-                return
-            accepted = handshake.accept(header)
-            self._server.authenticated(self, handshake.role, handshake.principal)
-            self._throttle_client(handshake.principal, handshake.hello.client_id)
-        except ProtocolError:
-            raise  # Garbage gets no answer.
-        except RayqError as error:
-            self._server.refused("refused %s: %s", self.address, error)
-            if isinstance(error, AuthenticationError):
-                self._server.audit.failed_login(self.address.rpartition(":")[0], handshake.claimed)
-            self.write_frame(FLAG_ERROR, HANDSHAKE_API, 0, encode_error(error))
-            self.end_after_writing()
-            return
-        assert handshake.version is not None
-        self.write_frame(0, HANDSHAKE_API, 0, accepted)
-        self.flush()
-        self.accept(handshake.version, self._server.config.max_frame_bytes)
-        self._peer = Peer(
-            handshake.role,
-            handshake.hello.broker,
-            self.address,
-            self._loop.create_future(),
-            self._room,
-            handshake.principal,
-            handshake.token_id,
-            handshake.hello.client_id,
-            token_expires_ms=handshake.token_expires_ms,
-            throttle=self._throttle,
-            audit=self._server.audit,
-        )
-        self.is_client = handshake.role == "client"
-        if handshake.principal is not None:
-            self._server.watch_expiry()
-        if self.is_client:
-            self._slice = Slice(self._server.turns, self._clock, self._release)
-            self._server.audit.login(self._peer)
-        self._handshake = None
-        self._stop_handshake_timer()
-
-    def _throttle_client(self, principal: str | None, client_id: str) -> None:
-        """Raises QuotaLimitError."""
-        throttles = self._server.throttles
-        if principal is not None and throttles is not None:
-            self._throttle = throttles.connect(principal, client_id, self._tell_throttled)
-            self._parked = ParkedRequests(
-                self._throttle, self._handle_frame, self._release_soon
-            )
-
-    def _tell_throttled(self, quota: QuotaName, throttle_s: float) -> None:
-        if not self._ended:
-            message = Throttled(quota, math.ceil(throttle_s * 1000))
-            self.write_frame(0, THROTTLED_API, 0, ENCODER.encode(message))
-
-    def _stop_handshake_timer(self) -> None:
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
-            self._handshake_timer = None
-
-    # --- requests -------------------------------------------------------------------------------
-
-    def frame_received(self, frame: Frame) -> None:
-        peer = self._peer
-        if peer is None:
-            if self._handshake is not None:
-                self._take_handshake(frame, self._handshake)
-            return
-        if frame.flags & FLAGS_KNOWN & ~FLAG_ONE_WAY:
-            raise ProtocolError(f"{self.address} sent an answer where a request was expected.")
-        self._until_next_turn -= 1
-        if self._until_next_turn <= 0:
-            self._until_next_turn = REQUESTS_PER_TURN
-            self.hold_reading()
-            self._release_soon()
-        parked = self._parked
-        # Those that are parked stay before this one when the quota is removed.
-        if parked is not None and (parked.throttle.limited_by or parked.bytes):
-            before_bytes = parked.bytes
-            if parked.park(frame):
-                self._server.held_bytes.add(parked.bytes - before_bytes)
-                if parked.bytes >= PARKED_BYTES_MAX:
-                    self.hold_reading()
-                return
-        self._handle_frame(frame)
-
-    def _handle_frame(self, frame: Frame) -> None:
-        peer = self._peer
-        assert peer is not None
-        flags, api, correlation, header, payload = frame
-        one_way = bool(flags)
-        arrived_s = self._clock.monotonic()
-        try:
-            request = self._read_request(peer, api, header, arrived_s)
-            result: Result | Awaitable[Result] = (
-                Done() if isinstance(request, Ping) else self._handler(peer, request, payload)
-            )
-        except Exception as error:
-            if not isinstance(error, RayqError):
-                logger.exception("%s from %s failed", REQUESTS[api].__name__, peer)
-            self._answer_error(api, correlation, one_way, error)
-            self._took(api, arrived_s, arrived_s)
-            return
-        if result is None or isinstance(result, (Response, tuple)):
-            self._answer(api, correlation, one_way, result)
-            self._took(api, arrived_s, arrived_s)
-            return
-        request_bytes = len(payload) + HEADER_WEIGHT * len(header)
-        self._requests += 1
-        self._request_bytes += request_bytes
-        if self.is_client:
-            self._server.held_bytes.add(request_bytes)
-        # The work of a coroutine is still to come.
-        if self._slice is not None and (
-            len(header) >= LARGE_HEADER_BYTES or asyncio.isfuture(result)
-        ):
-            self._slice.used(self._clock.monotonic() - arrived_s)
-        if self._is_full:
-            self.hold_reading()
-        answer = functools.partial(
-            self._answer_awaited, request, correlation, one_way, request_bytes, arrived_s, result
-        )
-        if asyncio.isfuture(result):
-            result.add_done_callback(answer)
-        else:
-            work = result if self._slice is None else self._slice.steps_of(result)
-            task = self._server.environment.tasks.spawn(_outcome(work), REQUESTS[api].__name__)
-            if request.ends_with_connection:
-                self._cancellable[task] = None
-            task.add_done_callback(answer)
-
-    def _took(self, api: int, arrived_s: float, since_s: float) -> None:
-        """A request is answered, which has used the loop since `since_s`."""
-        now_s = self._clock.monotonic()
-        self._server.took(api, now_s - arrived_s)
-        if self._slice is not None:
-            self._slice.used(now_s - since_s)
-            if self._slice.is_waiting:
-                self.hold_reading()
-            if self._throttle is not None:
-                if self._throttle.limited_by:
-                    self._throttle.spent(self._slice.spent_s)
-                self._slice.spent_s = 0.0
-
-    def _read_request(
-        self, peer: Peer, api: int, header: memoryview, now_s: float
-    ) -> AnyRequest:
-        kind = REQUESTS.get(api)
-        if kind is None:
-            raise ProtocolError(
-                f"There is no request of kind {api}: this server is an older rayq, or the client "
-                "is no rayq."
-            )
-        if not kind.sent_by_clients and peer.role != "server":
-            raise AuthenticationError(
-                f"{kind.__name__} is for the cluster's servers, and {self.address} "
-                "connected as a client."
-            )
-        if self.is_client and len(header) > CLIENT_HEADER_BYTES_MAX:
-            raise InvalidRequestError(
-                f"{kind.__name__} has {len(header)} bytes beside its payload, and "
-                f"{CLIENT_HEADER_BYTES_MAX} are allowed: ask for less at once."
-            )
-        request: AnyRequest = decode(DECODERS[kind], header, kind.__name__)
-        if peer.principal is not None:
-            self._server.gate.check(peer, request, now_s)
-        return request
-
-    # --- answers --------------------------------------------------------------------------------
-
-    def _answer_awaited(
-        self,
-        request: AnyRequest,
-        correlation: int,
-        one_way: bool,
-        request_bytes: int,
-        arrived_s: float,
-        work: Awaitable[Result],
-        done: asyncio.Future[Any],
-    ) -> None:
-        since_s = self._clock.monotonic()
-        api = request.api
-        self._requests -= 1
-        self._request_bytes -= request_bytes
-        self._cancellable.pop(done, None)  # type: ignore[call-overload]
-        self._release_soon()
-        outcome: Any
-        if done.cancelled():
-            if asyncio.iscoroutine(work):
-                work.close()  # The coroutine may not have begun.
-            if self._ended:
-                return
-            outcome = DisconnectedError("The server stopped while it worked on the request.")
-        else:
-            outcome = done.exception() or done.result()
-        peer = self._peer
-        assert peer is not None
-        if (
-            peer.principal is not None
-            and request.checked_when_answered
-            and not isinstance(outcome, BaseException)
-        ):
-            try:  # Its right may have gone while the request was held.
-                self._server.gate.check(peer, request, since_s)
-            except RayqError as error:
-                outcome = error
-        if isinstance(outcome, BaseException):
-            if not isinstance(outcome, RayqError):
-                name = REQUESTS[api].__name__
-                logger.error("%s from %s failed", name, peer, exc_info=outcome)
-            self._answer_error(api, correlation, one_way, outcome)
-        else:
-            self._answer(api, correlation, one_way, outcome)
-        self._took(api, arrived_s, since_s)
-
-    def _answer(self, api: int, correlation: int, one_way: bool, result: Result) -> None:
-        if one_way or self._ended:
-            return
-        if isinstance(result, tuple):
-            response, payload = result
-        elif result is not None:
-            response, payload = result, b""
-        else:
-            logger.error("the handler of %s gave no answer", REQUESTS[api].__name__)
-            error = UnknownServerError(f"{REQUESTS[api].__name__} was given no answer.")
-            self._answer_error(api, correlation, one_way, error)
-            return
-        try:
-            frame_bytes = self.write_frame(0, api, correlation, ENCODER.encode(response), payload)
-        except InvalidRequestError as error:
-            self._answer_error(api, correlation, one_way, error)
-            return
-        if self.is_client:
-            self._server.held_bytes.add(frame_bytes)
-            if self.is_write_paused and self.unsent_bytes - frame_bytes > UNSENT_BYTES_MAX:
-                logger.warning(
-                    "disconnected %s: it takes no answers, %d bytes wait for it",
-                    self.address,
-                    self.unsent_bytes,
-                )
-                self.end(None)
-
-    def _answer_error(
-        self, api: int, correlation: int, one_way: bool, error: BaseException
-    ) -> None:
-        """Sends the error. A client gets it for a one-way request too: it cannot learn otherwise
-        that this is the wrong server. Servers learn that from the metadata."""
-        self._server.failed(api, error)
-        # A refusal that hides what it is about has the whole of it as its cause.
-        denial = error.__cause__ if isinstance(error.__cause__, AuthorizationError) else error
-        if isinstance(denial, AuthorizationError | AuthenticationError) and self._peer is not None:
-            self._server.audit.denied(self._peer, REQUESTS[api], denial)
-        if not self._ended and (self.is_client or not one_way):
-            self.write_frame(FLAG_ERROR, api, correlation, encode_error(error))
-
-    # --- holding back ---------------------------------------------------------------------------
-
-    @property
-    def _is_full(self) -> bool:
-        return (
-            (self._requests >= self._requests_max and self.is_client)
-            or self._request_bytes >= REQUEST_BYTES_IN_FLIGHT_MAX
-            or self.is_write_paused
-            or (self._slice is not None and self._slice.is_waiting)
-            or (self._parked is not None and self._parked.bytes >= PARKED_BYTES_MAX)
-        )
-
-    def _release_soon(self) -> None:
-        if self.is_reading_held and not self._release_scheduled:
-            self._release_scheduled = True
-            self._loop.call_soon(self._release)
-
-    def _release(self) -> None:
-        self._release_scheduled = False
-        if not self._is_full:
-            self.release_reading()
-
-    def _is_taking(self) -> bool:
-        return not self.is_write_paused
-
-    def pause_writing(self) -> None:
-        """The peer does not take its answers, so the server stops taking its requests."""
-        super().pause_writing()
-        self.hold_reading()
-        if self._unsent_timer is None and self.is_client:
-            self._unsent_timer = self._loop.call_later(UNSENT_TIMEOUT_S, self._unsent_for_long)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._sent_at = self._loop.time()
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
-            self._unsent_timer = None
-        if not self._ended:
-            self._room.grant()
-            self._release_soon()
-
-    def _unsent_for_long(self) -> None:
-        self._unsent_timer = None
-        logger.warning(
-            "disconnected %s: it has taken no answers for %g s, %d bytes wait for it",
-            self.address,
-            UNSENT_TIMEOUT_S,
-            self.unsent_bytes,
-        )
-        self.end(None)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._parser.large_bytes and self.is_client:
-            self._server.held_bytes.add(nbytes)
-        if self._slice is not None and self._slice.must_wait():
-            self.hold_reading()
-        super().buffer_updated(nbytes)
-
-    def end_unless_writing(self) -> None:
-        """Ends an idle stream: once all is sent, or at once when the peer takes no bytes."""
-        if self.is_write_paused:
-            self.end(None)
-        else:
-            self.end_after_writing()
-
-    # --- the end --------------------------------------------------------------------------------
-
-    def stream_ended(self, cause: BaseException | None) -> None:
-        self._stop_handshake_timer()
-        if self._slice is not None:
-            self._slice.end()
-        if self._parked is not None:
-            self._parked.end()
-        self._server.disconnected(self)
-        cancellable, self._cancellable = self._cancellable, {}
-        for task in cancellable:
-            task.cancel()
-        if self._peer is not None and not self._peer.closed.done():
-            self._peer.closed.set_result(None)
-        if isinstance(cause, ProtocolError):
-            self._server.refused("closed %s: %s", self.address, cause)
-
-
-async def _outcome(work: Awaitable[Result]) -> Result | Exception:
-    """The result of the work, or its exception as a value: an error is an answer, too."""
-    try:
-        return await work
-    except Exception as error:  # noqa: BLE001 - the peer gets it, and the log has unexpected ones
-        return error

@@ -32,9 +32,10 @@ from rayq.wire.frames import (
     Frame,
     encode_head,
 )
+from rayq.wire.handler import Handler
 from rayq.wire.network import AsyncioNetwork
 from rayq.wire.peer import Gate, Peer
-from rayq.wire.server import Handler, Server
+from rayq.wire.server import Server
 
 SECRET = b"the cluster's own secret, 32 byte"
 TEST_TIMEOUT_S = 120.0

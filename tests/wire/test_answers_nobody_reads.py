@@ -10,8 +10,8 @@ import pytest
 
 from rayq.errors import InvalidRequestError
 from rayq.messages import Fetch, FetchResponse, Produce, ProduceResponse
+from rayq.wire import accepted_connection
 from rayq.wire import held_bytes as held_bytes_module
-from rayq.wire import server as server_module
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, PREFIX
 from rayq.wire.server import Server
@@ -105,7 +105,7 @@ def test_work_for_a_client_that_is_gone_ends_with_its_connection(
 def test_a_client_that_takes_nothing_for_long_is_disconnected(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any], caplog: Any
 ) -> None:
-    monkeypatch.setattr(server_module, "UNSENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(accepted_connection, "UNSENT_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
         leader = Leader()
@@ -126,7 +126,7 @@ def test_a_client_for_which_too_much_is_unsent_is_disconnected(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     """Here handlers do not ask for room: there are many answers of middling size."""
-    monkeypatch.setattr(server_module, "UNSENT_BYTES_MAX", 20 * MIB)
+    monkeypatch.setattr(accepted_connection, "UNSENT_BYTES_MAX", 20 * MIB)
 
     async def scenario() -> None:
         leader = Leader(takes_room=False)

@@ -213,7 +213,7 @@ def test_a_principal_that_takes_all_connections_does_not_keep_superusers_out(
         # The same holds for the files that the process may open.
         few = Descriptors(limit=1000, for_connections=950, for_clients=900, for_replicas=800)
         monkeypatch.setattr("rayq.wire.server.shares", lambda: few)
-        monkeypatch.setattr("rayq.wire.server._ServerStream.descriptor", 860)
+        monkeypatch.setattr("rayq.wire.accepted_connection.AcceptedConnection.descriptor", 860)
         server = await wire.serve(gate=Door())
         with pytest.raises(OverloadedError, match="836 are open.*servers and superusers"):
             await wire.connect(server, holder_of(ANNA))

@@ -15,6 +15,7 @@ import trustme
 from rayq.config import ClusterConfig
 from rayq.errors import OverloadedError
 from rayq.messages import Produce
+from rayq.wire import accepted_connection
 from rayq.wire import server as server_module
 from rayq.wire.handshakes import UnfinishedHandshakes
 from rayq.wire.server import Server
@@ -154,7 +155,7 @@ def test_a_socket_that_says_nothing_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(accepted_connection, "HANDSHAKE_TIMEOUT_S", 1.0)
 
     async def scenario() -> None:
         server = await wire.serve(config=tls if is_encrypted else None)

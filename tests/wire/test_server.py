@@ -25,7 +25,7 @@ from rayq.messages import (
     ProduceResponse,
     ReplicaFlushed,
 )
-from rayq.wire import server as server_module
+from rayq.wire import accepted_connection
 from rayq.wire.authentication import NONCE_BYTES, ClientHandshake
 from rayq.wire.codec import ENCODER, decode_error
 from rayq.wire.frames import FLAG_ERROR, FLAG_ONE_WAY, PREFIX, encode_head
@@ -321,7 +321,7 @@ def test_random_bytes_never_stop_the_server(
 def test_a_peer_that_does_not_authenticate_is_closed_in_time(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(accepted_connection, "HANDSHAKE_TIMEOUT_S", 1.0)
 
     async def scenario() -> None:
         server = await wire.serve()
@@ -424,7 +424,7 @@ def test_the_limit_of_requests_in_flight_stops_reading_and_loses_nothing(
 def test_unanswered_bytes_stop_reading_too(
     run: Any, wire: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(server_module, "REQUEST_BYTES_IN_FLIGHT_MAX", 250_000)
+    monkeypatch.setattr(accepted_connection, "REQUEST_BYTES_IN_FLIGHT_MAX", 250_000)
 
     async def scenario() -> None:
         waiting: list[asyncio.Future[Any]] = []

@@ -11,8 +11,9 @@ import pytest
 
 from rayq.environment import SystemClock
 from rayq.messages import Produce, ProduceResponse
+from rayq.wire.accepted_connection import REQUESTS_PER_TURN
 from rayq.wire.codec import encode_request
-from rayq.wire.server import REQUESTS_PER_TURN, Server
+from rayq.wire.server import Server
 from rayq.wire.turns import SLICE_S, TURN_S
 
 CHEAP, COSTLY = 0, 1

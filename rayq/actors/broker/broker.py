@@ -47,9 +47,10 @@ from rayq.storage.data_directory import DataDirectory
 from rayq.storage.metadata_log import MetadataLog
 from rayq.wire.authentication import Identity
 from rayq.wire.descriptors import shares
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Result, Server
+from rayq.wire.server import Server
 
 logger = logging.getLogger(__name__)
 

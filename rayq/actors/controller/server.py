@@ -15,9 +15,10 @@ from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
 from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
 from rayq.wire.authentication import Identity
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Result, Server
+from rayq.wire.server import Server
 
 logger = logging.getLogger(__name__)
 

@@ -44,9 +44,9 @@ from rayq.core.groups.state import GroupState, Reader, SubscribedTopic
 from rayq.errors import InvalidAssignmentError, InvalidRequestError, RayqError
 from rayq.logs import log_event
 from rayq.metrics import Sample
+from rayq.wire.handler import Result
 from rayq.wire.metadata_pages import all_pages
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 

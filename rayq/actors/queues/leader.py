@@ -40,8 +40,8 @@ from rayq.errors import (
 )
 from rayq.metrics import Sample
 from rayq.wire.frames import size_of
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 from rayq.wire.throttling import Throttle
 
 logger = logging.getLogger(__name__)

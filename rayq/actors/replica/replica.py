@@ -35,8 +35,8 @@ from rayq.errors import (
 )
 from rayq.metrics import Sample
 from rayq.storage.data_directory import PartitionDirectory
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 

@@ -46,9 +46,10 @@ from rayq.records import TopicIdPartition
 from rayq.storage.data_directory import DataDirectory, PartitionDirectory, read_meta, read_secret
 from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
 from rayq.wire.pool import ConnectionPool
-from rayq.wire.server import Result, Server
+from rayq.wire.server import Server
 
 logger = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ from rayq.messages.secret_names import shown_part
 from rayq.messages.transaction_ids import FAMILIES_MAX, coordinator_partition, make_family
 from rayq.metrics import Sample
 from rayq.records import TopicIdPartition
+from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
-from rayq.wire.server import Result
 
 logger = logging.getLogger(__name__)
 
