@@ -173,7 +173,7 @@ def cached_grant_us() -> tuple[float, float]:
         state.replay(record)
     access = Access(SystemClock())
     access.update(state, state)
-    access.known_for(3600.0)
+    access.freshness.note(time.monotonic(), 3600.0)
     closed: Any = None
     peer = Peer("client", None, "10.0.0.1:1", closed, AnswerRoom(lambda: True), "anna")
     data = messages_of(1_000)

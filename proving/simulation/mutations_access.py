@@ -6,7 +6,7 @@ from typing import Any
 
 from proving.simulation.patches import Patch
 from proving.simulation.planting import plants
-from rayq.actors.access import Access
+from rayq.actors.access import Access, Freshness
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.actors.quotas import Quotas
 from rayq.core.access.acls import AclTable, AclVerdict
@@ -22,12 +22,15 @@ def revoked_stays_connected() -> list[Patch]:
 
 @plants("access", "a server that hears of no controller serves principals as before")
 def patience_without_end() -> list[Patch]:
-    known_for = Access.known_for
+    note, note_question = Freshness.note, Freshness.note_question
 
-    def mutated(self: Any, duration_s: float, since_s: float | None = None) -> None:
-        known_for(self, 1000 * duration_s, since_s)
+    def later(self: Any, current_s: float, duration_s: float) -> None:
+        note(self, current_s, 1000 * duration_s)
 
-    return [(Access, "known_for", mutated)]
+    def later_answer(self: Any, asked_s: float, duration_s: float, version: int) -> None:
+        note_question(self, asked_s, 1000 * duration_s, version)
+
+    return [(Freshness, "note", later), (Freshness, "note_question", later_answer)]
 
 
 @plants("access", "an ACL that denies does not win over one that allows")

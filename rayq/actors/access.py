@@ -40,11 +40,66 @@ GRANTS_MAX = 10_000
 
 DIGEST_BYTES = 16
 
+QUESTIONS_MAX = 64
+"""Maximum number of answered questions that wait for the metadata to catch up, the last ones."""
+
 _IDS = ("topic_id", "queue_id")
 
 
+class Freshness:
+    """Until when what a process knows of principals, tokens and ACLs is good enough to act on.
+
+    Everything that says so is noted here, and each note counts from a moment at which the knowledge
+    was current for certain: a controller's process has the controller itself, a broker has asked
+    it, other processes have asked their broker. What arrives unasked does not say: it may have been
+    on its way for long.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """`now_s` is the monotonic clock."""
+        self._now_s = now_s
+        self._until_s = 0.0
+        self._questions: list[tuple[int, float]] = []
+        """Answered questions: the metadata's version, and until when the knowledge is good enough
+        once it is applied here."""
+
+    def note(self, current_s: float, duration_s: float) -> None:
+        """Notes that the knowledge was current at a time on the monotonic clock, and is good enough
+        for this long from then on."""
+        self._until_s = max(self._until_s, current_s + duration_s)
+
+    def note_question(self, asked_s: float, duration_s: float, version: int) -> None:
+        """Notes that a controller, asked at that time, had this version of the metadata. It counts
+        as `note` does once `note_applied` has said that it is here."""
+        self._questions.append((version, asked_s + duration_s))
+        del self._questions[:-QUESTIONS_MAX]
+
+    def note_applied(self, version: int) -> None:
+        """Notes that all metadata up to this version are applied here."""
+        if self._questions:
+            for asked_for, until_s in self._questions:
+                if asked_for <= version:
+                    self._until_s = max(self._until_s, until_s)
+            self._questions = [asked for asked in self._questions if asked[0] > version]
+
+    @property
+    def left_s(self) -> float:
+        """The time for which the knowledge is still good enough. 0: it is not."""
+        return max(self._until_s - self._now_s(), 0.0)
+
+    def check(self, now_s: float | None = None) -> None:
+        """Raises ControllerUnavailableError once the knowledge is too old."""
+        if (self._now_s() if now_s is None else now_s) > self._until_s:
+            raise ControllerUnavailableError(
+                "This server has not heard from a controller lately, so it cannot know which "
+                "principals and ACLs are still valid, and serves superusers only. Try again, or "
+                "another broker."
+            )
+
+
 class Access(Gate):
-    """See the module. It knows nobody before the first `update`."""
+    """See the module. It knows nobody before the first `update`, and refuses all named principals,
+    by a retriable error, while its `freshness` says that what it knows is too old."""
 
     def __init__(self, clock: Clock) -> None:
         """Tokens expire by the wall clock."""
@@ -53,7 +108,7 @@ class Access(Gate):
         self._names: Names = self._state
         self._version = object()
         """Another object after each change, so that no earlier grant counts."""
-        self._now_s, self._known_until_s = clock.monotonic, 0.0
+        self.freshness = Freshness(clock.monotonic)
         self._told: tuple[bytes, bytes] | None = None
         """The digest and the records that others are told. None: to be encoded."""
 
@@ -67,13 +122,6 @@ class Access(Gate):
     def principals(self) -> Collection[str]:
         """Names of the principals beside the superuser."""
         return self._state.principals
-
-    def known_for(self, duration_s: float, since_s: float | None = None) -> None:
-        """Notes that what this server knows was current at a time on the monotonic clock (None:
-        now), and is good enough for this long from then on. After that all named principals are
-        refused, by a retriable error, until it is current again."""
-        since_s = self._now_s() if since_s is None else since_s
-        self._known_until_s = max(self._known_until_s, since_s + duration_s)
 
     @property
     def version(self) -> object:
@@ -101,7 +149,7 @@ class Access(Gate):
         digest, records = self._encoded()
         if not digest and not known_digest:
             return None
-        known_for_ms = max(int((self._known_until_s - self._now_s()) * 1000), 0)
+        known_for_ms = int(self.freshness.left_s * 1000)
         return AccessNews(digest, known_for_ms, None if digest == known_digest else records)
 
     def take(
@@ -112,7 +160,7 @@ class Access(Gate):
         if news is None:
             return False
         # The broker has counted from a moment after the question.
-        self._known_until_s = max(self._known_until_s, asked_s + news.known_for_ms / 1000)
+        self.freshness.note(asked_s, news.known_for_ms / 1000)
         if news.records is None:
             return False
         state = ClusterState()
@@ -133,8 +181,7 @@ class Access(Gate):
         """The salt and the tokens that are valid now, by the wall clock: a clock that is set back
         makes an expired token valid again, and never one that was revoked. None: there is no such
         principal. Raises ControllerUnavailableError while this server cannot know."""
-        if self._now_s() > self._known_until_s:
-            raise _not_known()
+        self.freshness.check()
         known = self._state.principals.get(principal)
         if known is None:
             return None
@@ -155,8 +202,7 @@ class Access(Gate):
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         """Raises AuthorizationError unless the peer's principal may send the request now, and
         ControllerUnavailableError while this server cannot know."""
-        if (self._now_s() if now_s is None else now_s) > self._known_until_s:
-            raise _not_known()
+        self.freshness.check(now_s)
         kind = type(request)
         try:
             if peer.grants[kind][_GRANTED_BY_IDS[kind](request)] is self._version:
@@ -219,13 +265,6 @@ class Access(Gate):
         if peer.principal is not None:
             needed = Needed(operation, resource_type, name)
             check_needed(self._state.acls, peer.principal, peer.host, [needed])
-
-
-def _not_known() -> ControllerUnavailableError:
-    return ControllerUnavailableError(
-        "This server has not heard from a controller lately, so it cannot know which principals "
-        "and ACLs are still valid, and serves superusers only. Try again, or another broker."
-    )
 
 
 def _granted_by_ids() -> dict[type[AnyRequest], Callable[[Any], Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayq import messages
-from rayq.actors.access import Access
+from rayq.actors.access import QUESTIONS_MAX, Access
 from rayq.core.cluster.records import (
     AclCreated,
     AclDeleted,
@@ -58,7 +58,7 @@ class Stage:
         self.state = ClusterState()
         self.now_s = 0.0
         self.access = Access(self)  # type: ignore[arg-type]
-        self.access.known_for(15.0)
+        self.access.freshness.note(self.now_s, 15.0)
         self.anna = peer("anna", "01")
         self.happens(
             TopicCreated("T", "orders", {}, 1),
@@ -189,8 +189,43 @@ def test_a_gate_without_news_refuses_all_principals_until_it_has_news() -> None:
             stage.access.check(stage.anna, fetch("T"))
         with pytest.raises(ControllerUnavailableError):
             stage.access.credentials_of("anna")
-    stage.access.known_for(15.0)
+    stage.access.freshness.note(stage.now_s, 15.0)
     assert stage.may(fetch("T")) and stage.valid_tokens() == ["01"]
+
+
+def test_an_answer_counts_from_its_question_once_its_metadata_are_here() -> None:
+    stage = Stage(AclCreated(READ))
+    freshness = stage.access.freshness
+    freshness.note_question(10.0, 15.0, version=7)
+    freshness.note_question(12.0, 15.0, version=8)
+    stage.now_s = 16.0
+    freshness.note_applied(6)
+    with pytest.raises(ControllerUnavailableError):
+        stage.access.check(stage.anna, fetch("T"))
+    freshness.note_applied(7)
+    assert stage.may(fetch("T")) and freshness.left_s == 9.0
+    freshness.note_applied(7)
+    assert freshness.left_s == 9.0
+    freshness.note_applied(9)
+    assert freshness.left_s == 11.0
+    # What is known already is not forgotten for an older answer.
+    freshness.note_question(1.0, 15.0, version=9)
+    freshness.note_applied(9)
+    assert freshness.left_s == 11.0
+
+
+def test_a_broker_that_catches_up_late_keeps_few_questions_and_the_last_ones() -> None:
+    freshness = Stage().access.freshness
+    for asked in range(1_000):
+        freshness.note_question(float(asked), 15.0, version=asked)
+    freshness.note_applied(999)
+    assert freshness.left_s == 999 + 15
+    for asked in range(1_000):
+        freshness.note_question(float(asked), 15.0, version=2_000 + asked)
+    freshness.note_applied(2_000 + 999 - QUESTIONS_MAX)
+    freshness.note_question(2_000.0, 15.0, version=0)  # Only this one is not ahead.
+    freshness.note_applied(2_000 + 999 - QUESTIONS_MAX)
+    assert freshness.left_s == 2_015
 
 
 def test_handlers_check_the_rights_that_only_they_know_of() -> None:

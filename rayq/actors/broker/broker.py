@@ -55,9 +55,6 @@ from rayq.wire.server import Server
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
-ASKED_MAX = 64
-"""Maximum number of answers to heartbeats, the newest ones, that wait for the metadata to catch
-up."""
 FORWARD_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.2
 BYTES_PER_PROCESS = 100 * MIB
@@ -101,9 +98,6 @@ class Broker:
             environment.clock, config.heartbeat_interval_ms / 1000 / 2, environment.metrics
         )
         self._registered_epoch: int | None = None
-        self._asked: list[tuple[int, float]] = []
-        """The last record that the controller had, and the time on the monotonic clock at which it
-        was asked, of the answers that are ahead of the metadata here."""
         self._search: asyncio.Task[None] | None = None
         """The search for a controller, while one is under way."""
         self._producer_ids = range(0)
@@ -296,25 +290,13 @@ class Broker:
             self._take_access()
             self._server.end_revoked()
             self._replicas.tell_all()
-        if self._asked:
-            self._note_current()
+        self.access.freshness.note_applied(self.metadata.version)
         self._answers.forget(records)
         self._replicas.on_metadata(records)
 
     def _take_access(self) -> None:
         self.access.update(self.metadata.state, self.metadata.state)
         self.quotas.replace(self.metadata.state.quotas)
-
-    def _note_current(self) -> None:
-        """Notes the time from which on the metadata here are current: that at which this broker
-        asked the controller, once it has applied what the controller had then. A push of the
-        controller does not tell: it may have been on its way for long."""
-        version = self.metadata.version
-        for index, asked_s in self._asked:
-            if index <= version:
-                self.access.known_for(self._config.access_patience_ms / 1000, asked_s)
-        late = [asked for asked in self._asked if asked[0] > version]
-        self._asked = late[-ASKED_MAX:]
 
     def _known_brokers(self) -> list[Address]:
         return list(
@@ -393,8 +375,9 @@ class Broker:
         )
         self.metadata.note_heard()
         if answer.last_index is not None:
-            self._asked.append((answer.last_index, asked_s))
-            self._note_current()
+            patience_s = self._config.access_patience_ms / 1000
+            self.access.freshness.note_question(asked_s, patience_s, answer.last_index)
+            self.access.freshness.note_applied(self.metadata.version)
         if self._division.take_shares(answer.quota_shares):
             self._replicas.tell_all()
 

@@ -141,7 +141,8 @@ class ControllerServer:
                 self._heard_s = self._listening.now_s()
                 # Elsewhere the controller would know more: then principals are refused here.
                 self._access.update(controller.state, controller.state)
-                self._access.known_for(2 * interval_s)
+                now_s = self._environment.clock.monotonic()
+                self._access.freshness.note(now_s, 2 * interval_s)
                 self._server.end_revoked()
                 known = [
                     (broker.registration.host, broker.registration.port)
