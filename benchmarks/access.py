@@ -30,9 +30,9 @@ from rayq.client.environment import system_environment
 from rayq.messages.acls import Acl
 from rayq.storage.batch import encode_batch
 from rayq.testing import LocalCluster
-from rayq.wire.authentication import Identity, key_of_token
+from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
-from rayq.wire.tokens import draw_token, verifiers_of
+from rayq.wire.tokens import draw_token, key_of_token, verifiers_of
 
 SALT = b"0123456789abcdef"
 ROUNDS, REQUESTS, IN_FLIGHT = 400, 200, 32

@@ -23,11 +23,9 @@ from proving.raw_socket import RawSocket
 from rayq.errors import RayqError
 from rayq.messages import Fetch, ListOffsets, Metadata, Produce
 from rayq.storage.batch import encode_batch
-from rayq.wire.authentication import (
-    KEY_BYTES,
-    key_of_token,
-)
+from rayq.wire.authentication import KEY_BYTES
 from rayq.wire.frames import PREFIX, encode_head
+from rayq.wire.tokens import key_of_token
 
 MIB = 1024**2
 PAUSE_S = 0.1

@@ -18,7 +18,6 @@ from rayq.client.cluster import Cluster, Lifecycle
 from rayq.config import ClusterConfig, parse_stored
 from rayq.errors import AuthenticationError, ConfigError, RayqError
 from rayq.wire.authentication import ClientKey, HasSecret, client_key_of
-from rayq.wire.tokens import is_principal_token
 
 
 class Current(HasSecret, frozen=True, kw_only=True):
@@ -93,22 +92,28 @@ def cluster_of(
 
 
 def key_given(token: str | None) -> ClientKey | None:
-    """The key of the token that a caller gives, else of RAYQ_TOKEN where that is a principal's:
-    both win over the cluster's own token, which this process might find. None: neither is given.
-    Raises ConfigError."""
-    given = token if token is not None else os.environ.get("RAYQ_TOKEN", "")
-    if token is None and not is_principal_token(given):
-        return None
-    return client_key_of(given)
+    """The key of a token that a caller gives, or RAYQ_TOKEN where that is a principal's: they count
+    also where this process could find the cluster's own token. None: neither is given. Raises
+    ConfigError: whoever was to be a principal by a damaged RAYQ_TOKEN is not the superuser."""
+    if token is not None:
+        return client_key_of(token, "token=")
+    key = _key_in_environment()
+    return None if isinstance(key, bytes) else key
 
 
-def saved_access(address: str) -> tuple[str, dict[str, Any]]:
-    """The token for a cluster at an address, and the TLS fields of its config where they are known:
+def _key_in_environment() -> ClientKey | None:
+    token = os.environ.get("RAYQ_TOKEN")
+    return client_key_of(token, "RAYQ_TOKEN") if token else None
+
+
+def saved_access(address: str) -> tuple[ClientKey, dict[str, Any]]:
+    """The key for a cluster at an address, and the TLS fields of its config where they are known:
     RAYQ_TOKEN, else those of the current cluster if this is one of its brokers, else
     `$RAYQ_HOME/token`, else the token of the current cluster. Raises AuthenticationError,
     ConfigError."""
-    if os.environ.get("RAYQ_TOKEN"):
-        return os.environ["RAYQ_TOKEN"], {}
+    key = _key_in_environment()
+    if key is not None:
+        return key, {}
     damage = ""
     try:
         current = read_current()
@@ -116,13 +121,14 @@ def saved_access(address: str) -> tuple[str, dict[str, Any]]:
         current, damage = None, f" {error}"
     given = map(format_address, parse_addresses(address))
     if current is not None and not set(current.brokers).isdisjoint(given):
-        return current.token, dict(current.config)
+        return client_key_of(current.token), dict(current.config)
+    path = home() / "token"
     with contextlib.suppress(FileNotFoundError):
-        return (home() / "token").read_text(errors="replace"), {}
+        return client_key_of(path.read_text(errors="replace"), f"What is in {path}"), {}
     if current is None:
         raise AuthenticationError(
             "A token is needed to connect from outside Ray: pass token=, set RAYQ_TOKEN, or put it "
-            f"into {home() / 'token'}. `rayq token` shows it where the cluster was started, and "
+            f"into {path}. `rayq token` shows it where the cluster was started, and "
             f"`cluster.token` in a process that is connected.{damage}"
         )
-    return current.token, {}
+    return client_key_of(current.token), {}

@@ -25,8 +25,6 @@ prevents that. Anybody who holds the client key can also pose as a server toward
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -47,7 +45,13 @@ from rayq.messages.access import Salt
 from rayq.messages.acls import SUPERUSER, PrincipalName
 from rayq.wire.codec import ENCODER, decode
 from rayq.wire.scram import ITERATIONS, Verifier, client_keys, decoy_salt, prove, proven
-from rayq.wire.tokens import PrincipalToken, is_principal_token, principal_token
+from rayq.wire.tokens import (
+    PrincipalToken,
+    is_principal_token,
+    key_of_token,
+    principal_token,
+    token_of_key,
+)
 
 HANDSHAKE_VERSION = 1
 """The version byte of handshake frames. Their layout (append-only arrays) never changes."""
@@ -62,7 +66,6 @@ ITERATIONS_MAX = 100_000
 NONCE_BYTES = 32
 KEY_BYTES = 32
 
-_TOKEN_PREFIX = "rayq-"
 _CLIENT_LABEL = b"rayq 1 client to server"
 _SERVER_LABEL = b"rayq 1 server to client"
 
@@ -87,28 +90,6 @@ def token_of(secret: bytes) -> str:
     return token_of_key(client_key(secret))
 
 
-def token_of_key(key: bytes) -> str:
-    """The client key as text, as `token_of` makes it from the secret."""
-    return _TOKEN_PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
-
-
-def key_of_token(token: str) -> bytes:
-    """The client key in a token. Raises ConfigError for a text that is not a token."""
-    text = token.strip()
-    try:
-        if not text.startswith(_TOKEN_PREFIX):
-            raise ValueError(f"it does not begin with {_TOKEN_PREFIX!r}")
-        encoded = text.removeprefix(_TOKEN_PREFIX)
-        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"it holds {len(key)} bytes instead of {KEY_BYTES}")
-    except (ValueError, binascii.Error) as error:
-        raise ConfigError(
-            f"That is no rayq token: {error}. Copy the whole token that the cluster printed."
-        ) from error
-    return key
-
-
 class PrincipalKey(NamedTuple):
     """A key that is derived from the cluster's secret for a principal. Programs that can read the
     secret are that principal by it, without a token."""
@@ -131,9 +112,11 @@ ClientKey = bytes | PrincipalToken | PrincipalKey
 key of a principal."""
 
 
-def client_key_of(token: str) -> ClientKey:
-    """The key that the text of a token stands for. Raises ConfigError."""
-    return principal_token(token) if is_principal_token(token) else key_of_token(token)
+def client_key_of(token: str, given_by: str = "That") -> ClientKey:
+    """The key that the text of a token stands for. Raises ConfigError, which says where the text
+    came from (`given_by`) and does not repeat it."""
+    parse = principal_token if is_principal_token(token) else key_of_token
+    return parse(token, given_by)
 
 
 CERTIFICATE_KEY = hashlib.sha256(b"rayq login by a certificate").digest()

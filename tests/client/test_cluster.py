@@ -37,7 +37,8 @@ from rayq.errors import (
     WrongClusterError,
 )
 from rayq.messages import Metadata, Produce, TopicMetadata
-from rayq.wire.authentication import client_key, token_of_key
+from rayq.wire.authentication import client_key
+from rayq.wire.tokens import token_of_key
 from tests.client.fake_broker import SECRET, FakeCluster
 
 Eventually = Callable[[Callable[[], bool]], None]

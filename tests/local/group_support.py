@@ -15,7 +15,8 @@ from rayq.client.environment import system_environment
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.config import ClusterConfig
 from rayq.core.groups.assignors import Assignment, MemberSubscription
-from rayq.wire.authentication import Identity, key_of_token
+from rayq.wire.authentication import Identity
+from rayq.wire.tokens import key_of_token
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _numbers = itertools.count(1)

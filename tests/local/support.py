@@ -17,8 +17,9 @@ from rayq.client.producing.futures import DeliveryFuture
 from rayq.errors import NotLeaderError, RayqError, UnknownEpochError
 from rayq.messages import AnyRequest, Metadata, Produce
 from rayq.records import PartitionInfo
-from rayq.wire.authentication import Identity, key_of_token
+from rayq.wire.authentication import Identity
 from rayq.wire.connection import Connection
+from rayq.wire.tokens import key_of_token
 
 STILL_RUNNING: list[Cluster] = []
 """The cluster that the tests of the floor share, while it runs."""

@@ -17,9 +17,7 @@ from rayq.errors import ProtocolError
 from rayq.messages import Fetch, Metadata, MetadataResponse
 from rayq.storage.data_directory import DataDirectory
 from rayq.testing import LocalCluster
-from rayq.wire.authentication import (
-    key_of_token,
-)
+from rayq.wire.tokens import key_of_token
 from tests.local.support import ask, client_identity, leader_endpoint
 
 MIB = 1024**2

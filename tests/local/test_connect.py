@@ -388,3 +388,34 @@ def test_a_principals_token_wins_over_the_clusters_own(
     assert is_of(rayq.connect()) == "anna-here"
     monkeypatch.setattr(Cluster, "_running_here", [cluster])
     assert is_of(rayq.connect(client_id="a test")) == "anna-here"
+
+
+def test_a_damaged_token_in_the_environment_makes_nobody_the_superuser(
+    started: Current, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.admin.create_principal("anna-here", exist_ok=True)
+    token = cluster.admin.create_token("anna-here").token
+    for running_here in ([], [cluster]):
+        monkeypatch.setattr(Cluster, "_running_here", running_here)
+        for damaged in (f'"{token}"', token.removeprefix("ra"), token[:-1], " "):
+            monkeypatch.setenv("RAYQ_TOKEN", damaged)
+            with pytest.raises(ConfigError, match="^RAYQ_TOKEN is no rayq token") as caught:
+                rayq.connect()
+            assert token[-20:-1] not in str(caught.value)
+        monkeypatch.setenv("RAYQ_TOKEN", "")
+        assert is_of(rayq.connect()) == "superuser", "as if it were not set"
+
+
+@pytest.mark.parametrize("way", ["argument", "environment", "file"])
+def test_a_text_that_is_no_token_says_where_it_was_given(
+    home: Path, cluster: LocalCluster, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, where = cluster.addresses[0], {"argument": "token=", "environment": "RAYQ_TOKEN"}.get(way)
+    if way == "environment":
+        monkeypatch.setenv("RAYQ_TOKEN", "rayq-cut")
+    elif way == "file":
+        (home / "token").write_text("rayq-cut")
+        where = f"What is in {home / 'token'}"
+    with pytest.raises(ConfigError) as caught:
+        rayq.connect(at, token="rayq-cut" if way == "argument" else None)
+    assert str(caught.value).startswith(f"{where} is no rayq token: it begins with 'rayq-'")

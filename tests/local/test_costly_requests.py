@@ -31,9 +31,9 @@ from rayq.messages import REQUESTS, AnyRequest
 from rayq.records import TopicPartition
 from rayq.testing import LocalCluster
 from rayq.wire.accepted_connection import CLIENT_HEADER_BYTES_MAX, REQUESTS_PER_TURN
-from rayq.wire.authentication import key_of_token
 from rayq.wire.codec import ENCODER
 from rayq.wire.server import Server
+from rayq.wire.tokens import key_of_token
 from tests.local.support import ask, client_identity, leader_endpoint
 
 COST_S_MAX = 1.0

@@ -10,7 +10,7 @@ import time
 
 from proving.raw_socket import RawSocket
 from rayq.errors import OverloadedError
-from rayq.wire.authentication import key_of_token
+from rayq.wire.tokens import key_of_token
 
 CONNECTIONS = 320
 

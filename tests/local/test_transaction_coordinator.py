@@ -33,7 +33,8 @@ from rayq.messages.transaction_ids import coordinator_of, coordinator_partition
 from rayq.storage.batch import encode_batch
 from rayq.storage.data_directory import read_secret
 from rayq.testing import LocalCluster
-from rayq.wire.authentication import Identity, key_of_token
+from rayq.wire.authentication import Identity
+from rayq.wire.tokens import key_of_token
 from tests.local.support import FAST, leader_of, produce_raw, wait_in_sync
 
 TOPIC = "__transaction_state"

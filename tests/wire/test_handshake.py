@@ -25,10 +25,10 @@ from rayq.wire.authentication import (
     Proof,
     ServerHandshake,
     client_key,
-    key_of_token,
     token_of,
 )
 from rayq.wire.codec import ENCODER
+from rayq.wire.tokens import key_of_token
 
 SECRET = b"s" * 32
 SERVER = Identity(role="server", key=SECRET, cluster_id="c" * 32, broker=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -32,6 +33,7 @@ from rayq.wire.authentication import (
     ServerHandshake,
     ValidToken,
     client_key,
+    client_key_of,
     principal_key,
 )
 from rayq.wire.codec import ENCODER
@@ -282,9 +284,38 @@ Change = Callable[[str], str]
 )
 def test_a_text_that_is_no_token_is_refused_without_being_repeated(change: Change) -> None:
     text = change(NEW.text)
-    with pytest.raises(ConfigError, match="no token of a principal") as caught:
+    with pytest.raises(ConfigError, match="no rayq token") as caught:
         principal_token(text)
     assert not text or text not in str(caught.value)
+
+
+DRAWN = "s3cret-s3cret_s3cret-s3cret_s3cret-s3cret_s"
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        (f"'rayq2-anna-{DRAWN}'", "quotes around it"),
+        (f"rayq2-anna-{DRAWN}\nrayq2-bob-{DRAWN}", "line breaks among its 108 characters"),
+        (f"rayq2-anna-{DRAWN[:-5]}", "begins with 'rayq2-'.*49 characters is cut or altered"),
+        (f"rayq-{DRAWN[:-1]}", "begins with 'rayq-'.*47 characters is cut or altered"),
+        (f"rayq-{DRAWN}=é", "begins with 'rayq-'"),
+        (f"rayq3-anna-{DRAWN}", "later rayq.*update rayq here"),
+        (DRAWN, "its 43 characters begin with neither 'rayq-' nor 'rayq2-'"),
+        (f"/home/anna/{DRAWN}", "begin with neither"),
+    ],
+)
+def test_who_gives_no_token_is_told_where_why_and_what_to_do(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^RAYQ_TOKEN is no rayq token: .*{why}") as caught:
+        client_key_of(text, "RAYQ_TOKEN")
+    said = "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in said and "anna" not in said
+    for known in ("rayq-<43 characters>", "rayq2-<principal>-<43 characters>"):
+        assert known in str(caught.value)
+    for command in ("`rayq token`", "`rayq token create`"):
+        assert command in str(caught.value)
 
 
 def test_verifiers_do_not_show_the_token() -> None:

@@ -123,16 +123,15 @@ def connect(
     """
     options = parse(ClusterConfig, config)
     if address is not None:
-        key = None if token is None else client_key_of(token)
+        key = None if token is None else client_key_of(token, "token=")
         if key is None:
             try:
-                token, known = current_cluster.saved_access(address)
+                key, known = current_cluster.saved_access(address)
             except AuthenticationError:
                 if options.tls_certificate is None:
                     raise
                 key = CERTIFICATE_KEY
             else:
-                key = client_key_of(token)
                 options = parse(ClusterConfig, {**only_known(ClusterConfig, known), **config})
         return Cluster(
             address,
@@ -190,7 +189,7 @@ def _key_inside_ray(spec: ClusterSpec) -> ClientKey | None:
     if principal is None:
         return None
     token = os.environ.get("RAYQ_TOKEN")  # An operator may be the superuser by it.
-    return client_key_of(token) if token else principal_key(spec.secret, principal)
+    return client_key_of(token, "RAYQ_TOKEN") if token else principal_key(spec.secret, principal)
 
 
 Cluster.find_others_by(connect)
