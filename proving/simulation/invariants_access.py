@@ -260,7 +260,8 @@ class AccessJudge:
                 raise
             if principal is not None:
                 self.counts["login"] += 1
-                token = (principal, handshake.token_id)
+                assert handshake.token is not None
+                token = (principal, handshake.token.token_id)
                 if not any(token in state.tokens for state in self._possible(None)):
                     self._found(f"{principal} logged in by a token that is revoked")
             return accepted

@@ -47,7 +47,7 @@ _IDS = ("topic_id", "queue_id")
 
 
 class Freshness:
-    """Until when what a process knows of principals, tokens and ACLs is good enough to act on.
+    """The time until which a process may act on what it knows of principals, tokens and ACLs.
 
     Everything that says so is noted here, and each note counts from a moment at which the knowledge
     was current for certain: a controller's process has the controller itself, a broker has asked
@@ -228,7 +228,7 @@ class Access(Gate):
         """Raises AuthorizationError if the peer's principal is gone, or its token was revoked: then
         the connection is about to end."""
         known = self._state.principals.get(principal)
-        if known is None or (peer.token_id is not None and peer.token_id not in known.tokens):
+        if known is None or not known.has(peer.token_id, peer.token_key):
             raise no_longer_valid(principal)
 
     # --- for handlers ---------------------------------------------------------------------------

@@ -26,4 +26,5 @@ def with_origin(
         token_id=peer.token_id,
         kind=request.api,
         request=ENCODER.encode(request),
+        token_key=peer.token_key,
     )

@@ -246,3 +246,5 @@ class Forward(ToController[ChangeResponse], frozen=True):
     kind: Counter
     """The `api` of the request."""
     request: Annotated[bytes, msgspec.Meta(max_length=FORWARDED_BYTES_MAX)]
+    token_key: Sha256 | None = None
+    """Key that proofs of the token are checked with: a later token may have the same id."""

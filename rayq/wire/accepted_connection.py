@@ -221,6 +221,7 @@ class AcceptedConnection(FrameStream):
         self.write_frame(0, HANDSHAKE_API, 0, accepted)
         self.flush()
         self.accept(handshake.version, self._owner.config.max_frame_bytes)
+        token = handshake.token
         self._peer = Peer(
             handshake.role,
             handshake.hello.broker,
@@ -228,9 +229,10 @@ class AcceptedConnection(FrameStream):
             self._loop.create_future(),
             self._room,
             handshake.principal,
-            handshake.token_id,
+            None if token is None else token.token_id,
+            None if token is None else token.key,
             handshake.hello.client_id,
-            token_expires_ms=handshake.token_expires_ms,
+            token_expires_ms=None if token is None else token.expires_ms,
             throttle=self._throttle,
             audit=self._owner.audit,
         )

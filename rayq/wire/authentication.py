@@ -250,6 +250,11 @@ class ValidToken(NamedTuple):
     expires_ms: int | None = None
     """Time by the wall clock at which it expires. None: never."""
 
+    @property
+    def key(self) -> bytes:
+        """Key that proofs of it are checked with: no other token has it."""
+        return self.verifier.stored_key
+
 
 class Credentials(NamedTuple):
     """The salt and valid tokens of a principal."""
@@ -392,10 +397,8 @@ class ServerHandshake:
         self._transcript: tuple[bytes, ...] = ()
         self.hello: NamedHello | None = None
         self.version: int | None = None
-        self.token_id: str | None = None
-        """Id of the token that the client has proven, if it named a principal."""
-        self.token_expires_ms: int | None = None
-        """Time by the wall clock at which that token expires. None: never."""
+        self.token: ValidToken | None = None
+        """The token that the client has proven, if it named a principal."""
 
     @property
     def principal(self) -> str | None:
@@ -508,8 +511,7 @@ class ServerHandshake:
                 "another's, revoked or expired. Ask whoever administers the cluster for a new one "
                 "(rayq token create)."
             )
-        self.token_id = tokens[verifier].token_id
-        self.token_expires_ms = tokens[verifier].expires_ms
+        self.token = tokens[verifier]
         return verifier.server_key
 
 

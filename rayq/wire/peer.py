@@ -70,6 +70,9 @@ class Peer:
     """The principal whose rights the client has. None: a superuser, or a server."""
     token_id: str | None = None
     """Id of the token that the principal has proven. None: a server acts for it."""
+    token_key: bytes | None = field(default=None, repr=False)
+    """Key that proofs of this token are checked with. A later token may have the same id, and
+    another key."""
     client_id: str = ""
     """The name that the client gave itself. Nothing proves it."""
     throttle: Throttle | None = field(default=None, compare=False, repr=False)

@@ -140,8 +140,8 @@ class Server:
     def end_revoked(self) -> None:
         """Ends the connections of principals that are gone, or whose token was revoked or has
         expired. Call it after each change of them; for tokens that expire it looks by itself."""
-        valid: dict[str, set[str | None]] = {}
-        """Ids of the valid tokens of each principal, and None if it exists."""
+        valid: dict[str, set[tuple[str | None, bytes | None]]] = {}
+        """Ids and keys of the valid tokens of each principal, and Nones if it exists."""
         for connection in list(self._authenticated):
             peer = connection.peer
             if peer is None or peer.principal is None:
@@ -151,9 +151,11 @@ class Server:
                     known = self.gate.credentials_of(peer.principal)
                 except RayqError:
                     return  # Nobody can say now. Each request is refused meanwhile.
-                tokens = () if known is None else (None, *(one.token_id for one in known.tokens))
-                valid[peer.principal] = set(tokens)
-            if peer.token_id not in valid[peer.principal]:
+                valid[peer.principal] = set()
+                if known is not None:
+                    tokens = {(token.token_id, token.key) for token in known.tokens}
+                    valid[peer.principal] = {(None, None), *tokens}
+            if (peer.token_id, peer.token_key) not in valid[peer.principal]:
                 self.refused(
                     "closed %s: principal %s or its token is no longer valid",
                     *(peer.address, peer.principal),

@@ -321,7 +321,8 @@ def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState)
         name: str, by: str | None = "anna", token_id: str | None = f"{1:016x}", now_ms: int = 999
     ) -> None:
         request = messages.CreateTopic(name, 1, 1, {})
-        forward = messages.Forward(by, "10.0.0.1", "", token_id, request.api, b"")
+        key = None if token_id is None else VERIFIERS.stored_key_sha256
+        forward = messages.Forward(by, "10.0.0.1", "", token_id, request.api, b"", key)
         access_changes.check_forwarded(state, forward, request, now_ms)
 
     check("orders.eu")
@@ -336,6 +337,10 @@ def test_the_controller_checks_again_what_a_broker_forwards(state: ClusterState)
     change(state, messages.RevokeToken("anna", f"{1:016x}"))
     with pytest.raises(AuthorizationError, match="no longer valid"):
         check("orders.eu")
+    later = msgspec.structs.replace(VERIFIERS, stored_key_sha256=b"e" * 32)
+    change(state, messages.CreateToken("anna", f"{1:016x}", later))
+    with pytest.raises(AuthorizationError, match="no longer valid"):
+        check("orders.eu")  # It was sent with the revoked one, which had the same id.
     change(state, messages.DeleteAcls([may_create]))
     with pytest.raises(AuthorizationError, match="may not create"):
         check("orders.eu", token_id=None, now_ms=1_000)

@@ -39,7 +39,8 @@ class Door:
         token = self.tokens.get(principal)
         if token is None:
             return None
-        return Credentials(SALT, [ValidToken(token[-4:], client_keys(token, SALT).verifier)])
+        # Whoever creates a token chooses its id: all have the same.
+        return Credentials(SALT, [ValidToken("01", client_keys(token, SALT).verifier)])
 
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         self.asked.append((peer.principal, type(request)))

@@ -75,14 +75,15 @@ def test_each_token_of_a_principal_is_known_by_its_id(
     token: PrincipalToken, token_id: str
 ) -> None:
     theirs = exchange(holder_of(token))
-    assert (theirs.principal, theirs.role, theirs.token_id) == ("anna", "client", token_id)
-    assert theirs.token_expires_ms == (7_000 if token is NEW else None)
+    assert theirs.token is not None
+    assert (theirs.principal, theirs.role, theirs.token.token_id) == ("anna", "client", token_id)
+    assert theirs.token.expires_ms == (7_000 if token is NEW else None)
 
 
 def test_who_has_the_clusters_token_is_nobody_by_name() -> None:
     superuser = Identity(role="client", key=client_key(SECRET), cluster_id=None, broker=None)
     theirs = exchange(superuser)
-    assert (theirs.principal, theirs.role, theirs.token_id) == (None, "client", None)
+    assert (theirs.principal, theirs.role, theirs.token) == (None, "client", None)
 
 
 def test_a_server_acts_for_a_principal_as_its_client_and_a_client_with_a_key_of_its_own() -> None:
@@ -97,7 +98,7 @@ def test_a_server_acts_for_a_principal_as_its_client_and_a_client_with_a_key_of_
     assert "client key" in refusal(pretender)
     inside = Identity.of_client(principal_key(SECRET, "ben"), None)
     theirs = exchange(inside)
-    assert (theirs.principal, theirs.role, theirs.token_id) == ("ben", "client", None)
+    assert (theirs.principal, theirs.role, theirs.token) == ("ben", "client", None)
     assert "client key" in refusal(dataclasses.replace(inside, acts_for="anna"))
     assert "client key" in refusal(dataclasses.replace(inside, acts_for=None))
     assert "hidden" in repr(principal_key(SECRET, "ben"))

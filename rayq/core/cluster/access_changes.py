@@ -199,10 +199,10 @@ def check_forwarded(
     if forward.by is None:
         return
     principal = state.principals.get(forward.by)
-    is_valid = principal is not None
-    if principal is not None and forward.token_id is not None:
-        token = principal.tokens.get(forward.token_id)
-        is_valid = token is not None and (token.expires_ms is None or now_ms < token.expires_ms)
+    is_valid = principal is not None and principal.has(forward.token_id, forward.token_key)
+    if is_valid and principal is not None and forward.token_id is not None:
+        expires_ms = principal.tokens[forward.token_id].expires_ms
+        is_valid = expires_ms is None or now_ms < expires_ms
     if not is_valid:
         raise no_longer_valid(forward.by)
     check_rights(state.acls, forward.by, forward.address, request, state)

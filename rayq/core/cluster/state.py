@@ -143,6 +143,15 @@ class Principal:
     tokens: dict[str, TokenCreated] = field(default_factory=dict)
     """Tokens by id, the oldest first."""
 
+    def has(self, token_id: str | None, key: bytes | None) -> bool:
+        """Returns whether the token of this id is the one whose proofs are checked with this key:
+        whoever creates a token chooses its id, which may be that of a revoked one. Both are None
+        for a connection without a token, which needs none."""
+        if token_id is None:
+            return True
+        token = self.tokens.get(token_id)
+        return token is not None and token.verifiers.stored_key_sha256 == key
+
 
 class ClusterState:
     """See the module. Lookups return None for a missing object."""
