@@ -401,19 +401,15 @@ class AcceptedConnection(FrameStream):
             outcome = done.exception() or done.result()
         peer = self._peer
         assert peer is not None
-        if (
-            peer.principal is not None
-            and request.checked_when_answered
-            and not isinstance(outcome, BaseException)
-        ):
-            try:  # Its right may have gone while the request was held.
+        if isinstance(outcome, BaseException) and not isinstance(outcome, RayqError):
+            name = REQUESTS[api].__name__
+            logger.error("%s from %s failed", name, peer, exc_info=outcome)
+        if peer.principal is not None and request.checked_when_answered:
+            try:  # Its right may have gone while the request was held, and errors tell something, too.
                 self._owner.gate.check(peer, request, since_s)
             except RayqError as error:
                 outcome = error
         if isinstance(outcome, BaseException):
-            if not isinstance(outcome, RayqError):
-                name = REQUESTS[api].__name__
-                logger.error("%s from %s failed", name, peer, exc_info=outcome)
             self._answer_error(api, correlation, one_way, outcome)
         else:
             self._answer(api, correlation, one_way, outcome)

@@ -14,14 +14,26 @@ from rayq.errors import (
     AuthenticationError,
     AuthorizationError,
     DisconnectedError,
+    InvalidRequestError,
     OverloadedError,
 )
-from rayq.messages import AnyRequest, Fetch, FetchResponse, Produce
+from rayq.messages import (
+    REQUESTS,
+    AnyRequest,
+    DescribePrincipals,
+    DescribeQueues,
+    EndTransaction,
+    Fetch,
+    GroupHeartbeat,
+    Produce,
+    Take,
+)
 from rayq.wire.authentication import Credentials, Identity, ValidToken
 from rayq.wire.descriptors import Descriptors
 from rayq.wire.peer import Peer
 from rayq.wire.scram import client_keys
 from rayq.wire.tokens import PrincipalToken, draw_token
+from tests.wire.recorded_messages import example_of
 
 SALT = b"0123456789abcdef"
 ANNA, BEN = draw_token("anna", os.urandom), draw_token("ben", os.urandom)
@@ -223,26 +235,52 @@ def test_a_principal_that_takes_all_connections_does_not_keep_superusers_out(
     run(scenario)
 
 
-def test_what_was_held_is_not_given_to_who_may_not_have_it_any_more(run: Any, wire: Any) -> None:
-    async def scenario() -> None:
-        held, arrived = asyncio.Event(), asyncio.Event()
+OF_CLIENTS = [kind for kind in REQUESTS.values() if kind.sent_by_clients]
 
-        async def answer() -> tuple[FetchResponse, bytes]:
-            arrived.set()
-            await held.wait()
-            return FetchResponse(1, 0, 0, 0), b"secret"
+
+def test_all_that_a_server_may_hold_until_there_is_news_is_checked_when_it_is_answered() -> None:
+    held = {kind for kind in OF_CLIENTS if "wait_ms" in kind.__struct_fields__}
+    assert held >= {Fetch, Take, GroupHeartbeat, DescribeQueues, DescribePrincipals}
+    # The end of a transaction is a change, and its producer has to know what became of it.
+    assert {kind for kind in held if not kind.checked_when_answered} == {EndTransaction}
+
+
+@pytest.mark.parametrize("answers_by", ["a result", "an error"])
+def test_what_was_held_is_not_given_to_who_may_not_have_it_any_more(
+    run: Any, wire: Any, answers_by: str
+) -> None:
+    """Of all kinds of requests: whether a server holds it for news, a quota, a disk or others."""
+
+    async def scenario() -> None:
+        held: dict[type[AnyRequest], asyncio.Future[Any]] = {}
+        arrived = asyncio.Event()
 
         def handler(peer: Peer, request: AnyRequest, payload: memoryview) -> Any:
-            return answer()
+            held[type(request)] = asyncio.get_running_loop().create_future()
+            arrived.set()
+            return held[type(request)]
 
-        door = Door(may={("anna", Fetch)})
+        door = Door()
         server = await wire.serve(handler, gate=door)
         anna = await wire.connect(server, holder_of(ANNA))
-        fetching = asyncio.ensure_future(anna.request(FETCH, timeout_s=60))
-        await arrived.wait()
-        door.may.clear()
-        held.set()
-        with pytest.raises(AuthorizationError, match="anna may not"):
-            await fetching
+        ends: set[type[AnyRequest]] = set()
+        for kind in OF_CLIENTS:
+            door.may.add(("anna", kind))
+            asking = asyncio.ensure_future(anna.request(example_of(kind), timeout_s=60))
+            await arrived.wait()
+            arrived.clear()
+            door.may.clear()
+            if answers_by == "a result":
+                held[kind].set_result(example_of(kind.response))
+            else:
+                held[kind].set_exception(InvalidRequestError("secret"))
+            try:
+                await asking
+            except AuthorizationError as error:
+                assert "anna may not" in str(error) and "secret" not in str(error)
+                ends.add(kind)
+            except InvalidRequestError:
+                assert answers_by == "an error"
+        assert ends == {kind for kind in OF_CLIENTS if kind.checked_when_answered}
 
     run(scenario)

@@ -150,9 +150,9 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
         self, peer: Peer, request: messages.ListTransactions, _: memoryview
     ) -> messages.ListTransactionsResponse:
         """See `messages.ListTransactions`. Ids that the peer may not describe are left out."""
-        view = self._access.view(peer)
 
         def answer() -> messages.ListTransactionsResponse:
+            view = self._access.view(peer)
             listed = {value.transactional_id for value in self.state.transactions.values()}
             if request.idle:
                 listed.update(self.state.ids)
