@@ -420,6 +420,24 @@ class PrincipalInfo(msgspec.Struct, frozen=True):
         return max(ends) if ends and len(ends) == len(self.tokens) else None
 
 
+class QuotaInfo(msgspec.Struct, frozen=True):
+    """A limit that holds for a principal, and how far it is used up, as the processes that answered
+    told just now."""
+
+    name: str
+    value: float
+    client_id: str | None
+    """None: for all clients of the principal without such a limit of their own."""
+    is_default: bool
+    """True if it is the limit of each principal that has no such limit of its own."""
+    throttled_s: float = 0.0
+    """Time in seconds so far in which a rate was used up, since the start of the processes, in the
+    one where that was longest."""
+    wait_s: float = 0.0
+    """Time in seconds until a rate is no longer used up, in the process where that takes longest.
+    Infinite where nothing is allowed."""
+
+
 class QueuePartitionInfo(msgspec.Struct, frozen=True):
     """The state of a queue in one partition of its topic, as its leader answered just now. The
     fields after the partition are None where no leader answered; `trouble` says why."""

@@ -25,6 +25,7 @@ from rayq.messages.quotas import (
     Quota,
     QuotaDemand,
     QuotaShare,
+    QuotaUse,
 )
 from rayq.metrics import Sample
 
@@ -511,6 +512,22 @@ class Quotas:
                 account = self._accounts[limit.key] = Account(limit.key, rate, self.clock)
             accounts[limit.key.name] = account
         return accounts
+
+    def uses_of(self, principal: str) -> list[QuotaUse]:
+        """The use of each rate of a principal that its clients have used in this process."""
+        uses: dict[tuple[str | None, QuotaName], QuotaUse] = {
+            (None, name): QuotaUse(None, name, throttled_s, 0.0)
+            for (who, name), throttled_s in self._throttled_s.items()
+            if who == principal
+        }
+        for key, account in self._accounts.items():
+            if key.principal == principal:
+                before = uses.get((key.client_id, key.name))
+                throttled_s = account.throttled_s + (before.throttled_s if before else 0.0)
+                uses[key.client_id, key.name] = QuotaUse(
+                    key.client_id, key.name, throttled_s, account.debt_s
+                )
+        return list(uses.values())
 
     def _measure(self) -> list[Sample]:
         throttled_s = dict(self._throttled_s)

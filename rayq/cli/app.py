@@ -135,6 +135,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {
             "set": quotas.set_quota,
             "list": quotas.list_quotas,
+            "describe": quotas.describe,
             "remove": quotas.remove,
         },
     ),

@@ -1,7 +1,8 @@
-"""`rayq quota`: set, list, remove."""
+"""`rayq quota`: set, list, describe, remove."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, get_args
 
 import msgspec
@@ -10,10 +11,11 @@ import typer
 from rayq.cli import output
 from rayq.cli.confirm import Yes, agree, check_can_ask
 from rayq.cli.current import connected
-from rayq.cli.options import ClusterAddress, Json, PrincipalOrAll
+from rayq.cli.options import ClusterAddress, Json, PrincipalName, PrincipalOrAll
 from rayq.cli.values import WrongUseError, did_you_mean, rate_bytes_per_s
 from rayq.messages import Quota
 from rayq.messages.acls import QuotaName
+from rayq.records import QuotaInfo
 
 QUOTAS: tuple[QuotaName, ...] = get_args(QuotaName)
 
@@ -64,8 +66,13 @@ def list_quotas(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """List the limits of all principals, or those that hold for one, with the default."""
+    """List the limits of the principals that you may describe, or those of one, with the default.
+
+    Everybody sees those of its own principal.
+    """
     with connected(cluster) as connection:
+        if principal is not None:
+            connection.admin.describe_principal(principal)  # Hidden limits are not none.
         quotas = connection.admin.list_quotas()
     if principal is not None:
         quotas = [quota for quota in quotas if quota.principal in (principal, None)]
@@ -85,6 +92,36 @@ def list_quotas(
             for name, value in quota.limits.items()
         ],
         optional=("client id",),
+    )
+
+
+def describe(
+    principal: PrincipalName,
+    json: Json = False,
+    cluster: ClusterAddress = None,
+) -> None:
+    """Show the limits that hold for a principal, and how far they are used up.
+
+    'waits' is the time until a rate is no longer used up, 'throttled' the time for which it was
+    since the servers started; each in the process where that is longest.
+    """
+    with connected(cluster) as connection:
+        limits = connection.admin.describe_quotas(principal)
+    if json:
+        output.print_json([msgspec.structs.asdict(limit) for limit in limits])
+        return
+    output.table(
+        ("quota", "value", "of", "waits", "throttled"),
+        [
+            (
+                limit.name,
+                f"{limit.value:.15g}",
+                _holds_for(limit),
+                _seconds(limit.wait_s),
+                _seconds(limit.throttled_s),
+            )
+            for limit in limits
+        ],
     )
 
 
@@ -140,6 +177,16 @@ def _who(words: list[str], is_default: bool) -> tuple[str | None, list[str]]:
 def _shown(principal: str | None, client_id: str | None) -> str:
     who = "each principal by default" if principal is None else principal
     return who if client_id is None else f"{who}, client id {client_id}"
+
+
+def _holds_for(limit: QuotaInfo) -> str:
+    if limit.client_id is not None:
+        return f"client id {limit.client_id}"
+    return "each by default" if limit.is_default else "the principal"
+
+
+def _seconds(duration_s: float) -> str:
+    return "forever" if duration_s == math.inf else f"{duration_s:.1f} s" if duration_s else ""
 
 
 def _limit(word: str) -> tuple[QuotaName, float]:

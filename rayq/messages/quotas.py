@@ -10,10 +10,12 @@ import msgspec
 from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, QuotaName, Right, Rights
 from rayq.messages.any_broker import Change
 from rayq.messages.base import (
+    Answerer,
     CheckedName,
     Counter,
     Milliseconds,
     Name,
+    Request,
     Response,
     ToBroker,
 )
@@ -110,12 +112,40 @@ class DescribeQuotasResponse(Response, frozen=True):
 
 
 class DescribeQuotas(ToBroker[DescribeQuotasResponse], frozen=True):
-    """Lists all quotas: the default, then those of principals, sorted by name. The broker waits up
-    to `wait_ms` for metadata of at least `version_min`, then answers by what it has."""
+    """Lists the default, then the quotas of the principals that the sender may describe, sorted by
+    name. The broker waits up to `wait_ms` for metadata of at least `version_min`, then answers by
+    what it has."""
 
     api: ClassVar[int] = 152
-    rights: ClassVar[Rights] = (Right("describe", "cluster"),)
+    rights: ClassVar[Rights] = ()
     ends_with_connection: ClassVar[bool] = True
     version_min: Counter = 0
     wait_ms: Milliseconds = 0
     checked_when_answered: ClassVar[bool] = True
+
+
+class QuotaUse(msgspec.Struct, array_like=True, frozen=True):
+    """The use of a rate in one process."""
+
+    client_id: str | None
+    """None: of all clients of the principal without such a limit of their own."""
+    name: str
+    throttled_s: float
+    """Time so far in which it was used up, since the start of the process."""
+    wait_s: float
+    """Time until it is no longer used up, if nobody uses more. Infinite where nothing is allowed.
+    """
+
+
+class DescribeQuotaUseResponse(Response, frozen=True):
+    uses: list[QuotaUse]
+
+
+class DescribeQuotaUse(Request[DescribeQuotaUseResponse], frozen=True):
+    """Tells how far a principal has used up its rates in this process."""
+
+    api: ClassVar[int] = 155
+    answered_by: ClassVar[tuple[Answerer, ...]] = ("broker", "replica host")
+    rights: ClassVar[Rights] = (Right("describe", "principal", "principal"),)
+    checked_when_answered: ClassVar[bool] = True
+    principal: CheckedName

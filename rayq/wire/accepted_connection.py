@@ -405,7 +405,8 @@ class AcceptedConnection(FrameStream):
             name = REQUESTS[api].__name__
             logger.error("%s from %s failed", name, peer, exc_info=outcome)
         if peer.principal is not None and request.checked_when_answered:
-            try:  # Its right may have gone while the request was held, and errors tell something, too.
+            # Its right may have gone while the request was held. Errors tell something, too.
+            try:
                 self._owner.gate.check(peer, request, since_s)
             except RayqError as error:
                 outcome = error

@@ -61,6 +61,7 @@ acl check ANNA read group GROUP
 acl remove ANNA read topic TOPIC -y
 quota set ANNA producer_byte_rate=5e6
 quota list ANNA
+quota describe ANNA
 quota remove ANNA -y
 audit
 token create ANNA --expires 90d

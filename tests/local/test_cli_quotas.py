@@ -94,3 +94,26 @@ def test_the_superuser_and_unknown_principals_get_no_quotas(rayq_command: Comman
     assert ran.code == 1 and "no principal 'nobody-here'" in ran.err
     ran = rayq_command("quota", "set", "superuser", "take_rate=1")
     assert ran.code == 1 and "has no quotas" in ran.err
+
+
+def test_limits_are_described_with_how_far_they_are_used_up(
+    rayq_command: Command, anna: str
+) -> None:
+    rayq = rayq_command
+    assert "\n" not in rayq.well("quota", "describe", anna).out.strip()
+    rayq.well("quota", "set", anna, "producer_byte_rate=5e6", "max_topics=3")
+    rayq.well("quota", "set", anna, "take_rate=0", "--client-id", "etl")
+    lines = rayq.well("quota", "describe", anna).out.splitlines()
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["producer_byte_rate", "5000000", "the", "principal"],
+        ["max_topics", "3", "the", "principal"],
+        ["take_rate", "0", "client", "id"],
+    ]
+    found = rayq.well("quota", "describe", anna, "--json").json
+    assert found[0] == {
+        "name": "producer_byte_rate", "value": 5e6, "client_id": None, "is_default": False,
+        "throttled_s": 0.0, "wait_s": 0.0,
+    }  # fmt: skip
+    for verb in ("list", "describe"):
+        ran = rayq("quota", verb, "nobody-here")
+        assert ran.code == 1 and "no principal 'nobody-here'" in ran.err

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rayq import Cluster, messages
-from rayq.errors import QuotaLimitError
+from rayq.errors import AuthorizationError, QuotaLimitError, UnknownPrincipalError
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
 from tests.local.principal_support import Named
@@ -220,3 +220,49 @@ def test_all_see_the_quotas_that_were_just_set(cluster: LocalCluster, anna: Name
     cluster.admin.remove_quota(anna.name, client_id="etl")
     mine = [quota for quota in cluster.admin.list_quotas() if quota.principal == anna.name]
     assert [quota.limits for quota in mine] == [{"max_topics": 2}]
+
+
+def test_a_team_sees_its_own_quotas_and_how_far_they_are_used_up(
+    cluster: LocalCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(partitions=1)
+    anna, other = Named(cluster, ("write", "topic", topic)), Named(cluster)
+    admin = cluster.admin
+    admin.set_quota(None, take_rate=7, max_topics=5)
+    admin.set_quota(anna.name, producer_byte_rate=RATE / 20, max_topics=3)
+    admin.set_quota(anna.name, client_id="etl", consumer_byte_rate=0)
+    admin.set_quota(other.name, producer_byte_rate=1)
+    try:
+        with anna.connect() as hers:
+            default, *own = hers.admin.list_quotas()
+            assert (default.principal, default.limits) == (None, {"take_rate": 7, "max_topics": 5})
+            assert [(quota.principal, quota.client_id) for quota in own] == [
+                (anna.name, None), (anna.name, "etl"),
+            ]  # fmt: skip
+            limits = {limit.name: limit for limit in hers.admin.describe_quotas(anna.name)}
+            assert {name: limit.value for name, limit in limits.items()} == {
+                "take_rate": 7, "producer_byte_rate": RATE / 20, "max_topics": 3,
+                "consumer_byte_rate": 0,
+            }  # fmt: skip
+            assert limits["take_rate"].is_default and not limits["max_topics"].is_default
+            assert limits["consumer_byte_rate"].client_id == "etl"
+            assert limits["producer_byte_rate"].throttled_s == 0
+            with hers.producer(compression_type="none") as producer:
+                for _ in range(20):
+                    producer.send(topic, VALUE)
+
+                def is_told() -> bool:
+                    limits = {limit.name: limit for limit in hers.admin.describe_quotas(anna.name)}
+                    rate = limits["producer_byte_rate"]
+                    return rate.throttled_s > 0 and rate.wait_s > 0
+
+                eventually(is_told, "she is throttled")
+                assert [limit for limit in admin.describe_quotas(other.name) if limit.wait_s] == []
+                admin.remove_quota(anna.name)
+            with pytest.raises(AuthorizationError, match=f"describe principal '{other.name}'"):
+                hers.admin.describe_quotas(other.name)
+        with pytest.raises(UnknownPrincipalError, match="no principal 'nobody-there'"):
+            admin.describe_quotas("nobody-there")
+        assert {quota.principal for quota in admin.list_quotas()} >= {None, other.name}
+    finally:
+        admin.remove_quota(None)

@@ -61,6 +61,7 @@ NAMES = {
     "ProducerConfig",
     "Queue",
     "Quota",
+    "QuotaInfo",
     "QueueConfig",
     "QueueInfo",
     "QueuePartitionInfo",

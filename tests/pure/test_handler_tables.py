@@ -79,7 +79,7 @@ def _foreign() -> HandlerTable:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (_missing, r"differ in \['DescribeMetrics'\]"),
+        (_missing, r"differ in \['DescribeMetrics', 'DescribeQuotaUse'\]"),
         (_twice, "answers StopReplicaHost twice"),
         (_foreign, r"differ in \['CreateTopic'\]"),
     ],

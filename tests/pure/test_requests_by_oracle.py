@@ -64,6 +64,7 @@ OF_NAME: dict[str, tuple[str, str, str]] = {
     "CreateToken": ("alter", "principal", "principal"),
     "RevokeToken": ("alter", "principal", "principal"),
     "CheckAcl": ("describe", "principal", "principal"),
+    "DescribeQuotaUse": ("describe", "principal", "principal"),
 }  # fmt: skip
 """Operation, resource type and the field with the name."""
 OF_CLUSTER: dict[str, str] = {
@@ -71,12 +72,12 @@ OF_CLUSTER: dict[str, str] = {
     "RemoveBroker": "alter", "SetReplicationFactor": "alter", "AbortUnknownTransaction": "alter",
     "RestoreTopic": "alter", "CreateAcls": "alter", "DeleteAcls": "alter", "SetQuota": "alter",
     "RemoveQuota": "alter", "DescribeMetrics": "describe", "DescribeObjectStore": "describe",
-    "DescribeQuotas": "describe", "ReadAudit": "describe",
+    "ReadAudit": "describe",
 }  # fmt: skip
 FREE = {
     "Metadata", "AllocateProducerId", "EnsureOffsetsTopic", "EnsureTransactionsTopic",
     "ConfirmMetadata", "ListGroups", "ListTransactions", "DescribeQueues", "DescribePrincipals",
-    "DescribeAcls", "UnpinSnapshot",
+    "DescribeAcls", "UnpinSnapshot", "DescribeQuotas",
 }  # fmt: skip
 """Requests that need nothing but what their content names."""
 

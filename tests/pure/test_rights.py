@@ -28,6 +28,7 @@ CLIENT_REQUESTS = [
 FREE = {
     "Metadata",  # It shows what the principal may describe.
     "DescribeQueues",
+    "DescribeQuotas",
     "ListGroups",
     "ListTransactions",
     "AllocateProducerId",

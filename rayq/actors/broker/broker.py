@@ -527,6 +527,12 @@ class Broker:
     ) -> Awaitable[messages.DescribeQuotasResponse]:
         return self._answers.quotas(peer, request)
 
+    @answers(messages.DescribeQuotaUse)
+    def _describe_quota_use(
+        self, request: messages.DescribeQuotaUse
+    ) -> messages.DescribeQuotaUseResponse:
+        return messages.DescribeQuotaUseResponse(self.quotas.uses_of(request.principal))
+
     @answers_peer(messages.DescribeObjectStore)
     def _describe_object_store(
         self, peer: Peer, _: messages.DescribeObjectStore, __: memoryview

@@ -180,6 +180,7 @@ class MetadataAnswers:
             shown = [
                 quota
                 for quota in self._metadata.state.quotas
+                # The default holds for each principal by itself.
                 if quota.principal is None or shows(view, "principal", quota.principal)
             ]
             shown.sort(key=lambda quota: (quota.principal or "", quota.client_id or ""))

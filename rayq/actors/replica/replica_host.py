@@ -463,6 +463,12 @@ class ReplicaHost:
         samples = self._environment.metrics.collect()
         return messages.DescribeMetricsResponse(shown_samples(self._access.view(peer), samples))
 
+    @answers(messages.DescribeQuotaUse)
+    def _describe_quota_use(
+        self, request: messages.DescribeQuotaUse
+    ) -> messages.DescribeQuotaUseResponse:
+        return messages.DescribeQuotaUseResponse(self._quotas.uses_of(request.principal))
+
     def _replica(self, topic_id: str, partition: int) -> Replica:
         replica = self._replicas.get((topic_id, partition))
         if replica is None:

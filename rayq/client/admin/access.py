@@ -84,10 +84,10 @@ class AccessAdmin(AdminMethods):
         and `create_token` are next. With `exist_ok` one that exists is left as it is. Raises
         PrincipalExistsError, PrincipalLimitError, InvalidRequestError, AuthorizationError."""
         call = Call(self._client, timeout_s)
-        if exist_ok and await _find(call, _name(principal)) is not None:
+        if exist_ok and await _find(call, principal_name(principal)) is not None:
             return
         salt = self._client.environment.token_bytes(SALT_BYTES)
-        await _change(call, CreatePrincipal(_name(principal), salt))
+        await _change(call, CreatePrincipal(principal_name(principal), salt))
 
     @takes_timeout
     async def delete_principal(
@@ -96,7 +96,7 @@ class AccessAdmin(AdminMethods):
         """Deletes a principal with its tokens and its ACLs; its connections end. What it wrote
         stays. Raises UnknownPrincipalError, InvalidRequestError (for `superuser`),
         AuthorizationError."""
-        await _change(Call(self._client, timeout_s), DeletePrincipal(_name(principal)))
+        await _change(Call(self._client, timeout_s), DeletePrincipal(principal_name(principal)))
 
     @takes_timeout
     async def list_principals(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[str]:
@@ -111,7 +111,8 @@ class AccessAdmin(AdminMethods):
     ) -> PrincipalInfo:
         """Describes a principal and its tokens. A principal may always describe itself. Raises
         UnknownPrincipalError, AuthorizationError."""
-        return _info(await _get(Call(self._client, timeout_s), _name(principal)))
+        call = Call(self._client, timeout_s)
+        return _info(await get_principal(call, principal_name(principal)))
 
     @takes_timeout
     async def describe_principals(
@@ -141,7 +142,8 @@ class AccessAdmin(AdminMethods):
         AuthorizationError.
         """
         call = Call(self._client, timeout_s)
-        return await self._add_token(call, await _get(call, _name(principal)), expires_in_s, None)
+        found = await get_principal(call, principal_name(principal))
+        return await self._add_token(call, found, expires_in_s, None)
 
     @takes_timeout
     async def rotate_token(
@@ -161,7 +163,7 @@ class AccessAdmin(AdminMethods):
         `create_token` does.
         """
         call = Call(self._client, timeout_s)
-        found = await _get(call, _name(principal))
+        found = await get_principal(call, principal_name(principal))
         if expires_in_s is None and found.tokens:
             newest = found.tokens[-1]
             if newest.expires_ms is not None:
@@ -177,7 +179,7 @@ class AccessAdmin(AdminMethods):
         UnknownTokenError, AuthorizationError."""
         if not isinstance(token_id, str):
             raise TypeError(f"A token is named by its id, a str, not by {shown(token_id)}.")
-        request = RevokeToken(_name(principal), token_id)
+        request = RevokeToken(principal_name(principal), token_id)
         await _change(Call(self._client, timeout_s), request)
 
     @takes_timeout
@@ -186,7 +188,8 @@ class AccessAdmin(AdminMethods):
     ) -> list[TokenInfo]:
         """The tokens of a principal, without their secret parts, the oldest first; also those that
         have expired, until the next one is created. Raises as `describe_principal` does."""
-        return _info(await _get(Call(self._client, timeout_s), _name(principal))).tokens
+        call = Call(self._client, timeout_s)
+        return _info(await get_principal(call, principal_name(principal))).tokens
 
     async def _add_token(
         self,
@@ -280,7 +283,7 @@ class AccessAdmin(AdminMethods):
         call = Call(self._client, timeout_s)
         if not isinstance(host, str) or not host:
             raise InvalidRequestError(f"host is an address, or {ANY!r}, not {shown(host)}.")
-        acl = _acls(Acl(_name(principal), "allow", operation, resource_type, name))[0]
+        acl = _acls(Acl(principal_name(principal), "allow", operation, resource_type, name))[0]
         await call.confirm_metadata()
         answer = await call.ask_metadata(
             CheckAcl(
@@ -324,7 +327,7 @@ async def _change_acls(
         await _change(call, kind(acls[first : first + ACLS_AT_ONCE_MAX]))
 
 
-async def _get(call: Call, name: str) -> PrincipalMetadata:
+async def get_principal(call: Call, name: str) -> PrincipalMetadata:
     """Finds a principal. Raises UnknownPrincipalError."""
     found = await _find(call, name)
     if found is None:
@@ -382,7 +385,8 @@ def _place(acl: Acl | None) -> tuple[str, ...]:
 # --- what callers give ----------------------------------------------------------------------------
 
 
-def _name(given: object) -> str:
+def principal_name(given: object) -> str:
+    """The name of a principal that a caller gives. Raises TypeError."""
     if not isinstance(given, str):
         raise TypeError(f"A principal is named by a str, such as 'billing', not by {shown(given)}.")
     return given

@@ -175,5 +175,6 @@ class Admin:
     set_quota = _blocking(AsyncAdmin.set_quota)
     remove_quota = _blocking(AsyncAdmin.remove_quota)
     list_quotas = _blocking(AsyncAdmin.list_quotas)
+    describe_quotas = _blocking(AsyncAdmin.describe_quotas)
     plan = _blocking(AsyncAdmin.plan)
     check_plan = _blocking(AsyncAdmin.check_plan)

@@ -55,8 +55,13 @@ async def collect_metrics(client: Client, *, timeout_s: float) -> list[Sample]:
     deadline = client.now + timeout_s
     response = await client.fetch_all(timeout_s=timeout_s)
     limit = min(PROCESS_TIMEOUT_S, timeout_s)
-    addresses = [*_processes(response), *await _object_servers(client, response, limit)]
-    answers = await _all(_asking(client, address, limit) for address in addresses)
+    addresses = [
+        *processes_of(response),
+        *_controller_of(response),
+        *await _object_servers(client, response, limit),
+    ]
+    addresses = list(dict.fromkeys(addresses))
+    answers = await ask_all(_asking(client, address, limit) for address in addresses)
     samples = [sample for answer in answers for sample in answer or ()]
     name = next((s.labels["cluster"] for s in samples if s.labels.get("cluster")), "")
     for (host, port), answer in zip(addresses, answers, strict=True):
@@ -83,12 +88,9 @@ async def _token_expiries(client: Client, cluster: str, *, timeout_s: float) -> 
     ]
 
 
-def _processes(response: MetadataResponse) -> list[Address]:
-    """The addresses of the cluster's processes: brokers, replicas, the controller."""
+def processes_of(response: MetadataResponse) -> list[Address]:
+    """The addresses of the cluster's processes of brokers and replicas."""
     found = [(broker.host, broker.port) for broker in response.brokers if broker.live]
-    if response.controller is not None:
-        host, _, port = response.controller.rpartition(":")
-        found.append((host, int(port)))
     found += [
         (replica.host, replica.port)
         for topic in response.topics
@@ -97,6 +99,13 @@ def _processes(response: MetadataResponse) -> list[Address]:
         if replica.host is not None and replica.port is not None
     ]
     return list(dict.fromkeys(found))
+
+
+def _controller_of(response: MetadataResponse) -> list[Address]:
+    if response.controller is None:
+        return []
+    host, _, port = response.controller.rpartition(":")
+    return [(host, int(port))]
 
 
 async def _object_servers(
@@ -115,7 +124,7 @@ async def _object_servers(
         return ask
 
     brokers = ((broker.host, broker.port) for broker in response.brokers if broker.live)
-    found = await _all(map(asking, brokers))
+    found = await ask_all(map(asking, brokers))
     return [address for address in found if address is not None]
 
 
@@ -134,7 +143,7 @@ def _asking(
     return ask
 
 
-async def _all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+async def ask_all(questions: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """The answers, in the order of the requests. At most AT_ONCE_MAX are in flight at a time."""
     free = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -164,12 +173,12 @@ class GroupLag:
         client = self._client
         self._deadline = client.now + timeout_s
         count = await offsets_partitions(client, create=False, timeout_s=timeout_s)
-        listed: Sequence[ListGroupsResponse | None] = await _all(
+        listed: Sequence[ListGroupsResponse | None] = await ask_all(
             self._to_leader(TopicPartition(OFFSETS_TOPIC, number), _list_groups(number))
             for number in range(count)
         )
         groups = [group.group for answer in listed if answer is not None for group in answer.groups]
-        described = await _all(self._describing(group) for group in groups)
+        described = await ask_all(self._describing(group) for group in groups)
         names = {
             topic.topic_id: topic.name for topic in (await self._topics() if groups else ())
         }
@@ -181,7 +190,7 @@ class GroupLag:
             if commit.topic_id in names
         }
         places = sorted({partition for _, partition in committed})
-        found = await _all(self._to_leader(partition, _latest(partition)) for partition in places)
+        found = await ask_all(self._to_leader(place, _latest(place)) for place in places)
         ends = dict(zip(places, found, strict=True))
         return await self._samples(committed, ends)
 
@@ -196,7 +205,7 @@ class GroupLag:
             if answer is not None and answer.offset is not None:
                 lags[group, place] = max(answer.offset - commit.offset, 0)
         behind = [at for at, lag in lags.items() if lag]
-        found: Sequence[DescribeOffsetResponse | None] = await _all(
+        found: Sequence[DescribeOffsetResponse | None] = await ask_all(
             self._to_leader(at[1], _age(at[1], committed[at].offset)) for at in behind
         )
         seconds = {at: 0.0 for at, lag in lags.items() if not lag}

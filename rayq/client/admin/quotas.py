@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import cast, get_args
 
+from rayq.client.admin.access import get_principal, principal_name
 from rayq.client.admin.base import ADMIN_TIMEOUT_S, WAIT_MS, AdminMethods, Call
+from rayq.client.admin.metrics import PROCESS_TIMEOUT_S, ask_all, processes_of
 from rayq.client.arguments import shown
 from rayq.client.timeouts import takes_timeout
-from rayq.errors import InvalidRequestError
-from rayq.messages import DescribeQuotas, Quota, RemoveQuota, SetQuota
+from rayq.environment import Address
+from rayq.errors import AuthorizationError, InvalidRequestError, RayqError
+from rayq.messages import (
+    DescribeQuotas,
+    DescribeQuotaUse,
+    Quota,
+    QuotaUse,
+    RemoveQuota,
+    SetQuota,
+)
 from rayq.messages.acls import QuotaName
+from rayq.records import QuotaInfo
 
 NUMBER_MAX = 1e300
 
@@ -73,12 +84,75 @@ class QuotaAdmin(AdminMethods):
 
     @takes_timeout
     async def list_quotas(self, *, timeout_s: float = ADMIN_TIMEOUT_S) -> list[Quota]:
-        """All quotas: first the default, then those of principals by name, each followed by those
-        of its client ids. Raises AuthorizationError."""
+        """The quotas of the principals that one may describe, which a principal itself always may:
+        first the default, then those of principals by name, each followed by those of its client
+        ids."""
         call = Call(self._client, timeout_s)
         await call.confirm_metadata()
         version_min = self._client.metadata.oldest_acceptable
         return (await call.ask_metadata(DescribeQuotas(version_min, WAIT_MS))).quotas
+
+    @takes_timeout
+    async def describe_quotas(
+        self, principal: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[QuotaInfo]:
+        """The limits that hold for a principal: of its own, by default, and of its client ids, each
+        with how far it is used up. A principal may always describe itself. A process that does not
+        answer now is left out. Raises UnknownPrincipalError, AuthorizationError."""
+        call = Call(self._client, timeout_s)
+        await get_principal(call, principal_name(principal))
+        quotas = await self.list_quotas(timeout_s=call.left_s)
+        response = await self._client.fetch_all(timeout_s=call.left_s)
+        uses = await self._uses_of(principal, processes_of(response), call)
+        return [
+            QuotaInfo(
+                name,
+                value,
+                quota.client_id,
+                quota.principal is None,
+                max((use.throttled_s for use in uses.get((quota.client_id, name), ())), default=0),
+                max((use.wait_s for use in uses.get((quota.client_id, name), ())), default=0),
+            )
+            for quota, name, value in holding(quotas, principal)
+        ]
+
+    async def _uses_of(
+        self, principal: str, addresses: Sequence[Address], call: Call
+    ) -> dict[tuple[str | None, str], list[QuotaUse]]:
+        """The use in each process, by client id and name of the limit."""
+        request, limit_s = DescribeQuotaUse(principal), min(PROCESS_TIMEOUT_S, call.left_s)
+
+        def asking(address: Address) -> Callable[[], Awaitable[list[QuotaUse]]]:
+            async def ask() -> list[QuotaUse]:
+                try:
+                    answer, _ = await self._client.ask(address, request, timeout_s=limit_s)
+                except AuthorizationError:
+                    raise
+                except RayqError:
+                    return []
+                return answer.uses
+
+            return ask
+
+        uses: dict[tuple[str | None, str], list[QuotaUse]] = {}
+        for answer in await ask_all(map(asking, addresses)):
+            for use in answer:
+                uses.setdefault((use.client_id, use.name), []).append(use)
+        return uses
+
+
+def holding(
+    quotas: Sequence[Quota], principal: str
+) -> Iterator[tuple[Quota, str, float]]:
+    """Yields the limits that hold for a principal: the default ones first, which it has no such
+    limit of its own for."""
+    own = [quota for quota in quotas if quota.principal == principal]
+    replaced = {name for quota in own if quota.client_id is None for name in quota.limits}
+    for quota in quotas:
+        if quota in own or quota.principal is None:
+            for name, value in quota.limits.items():
+                if quota in own or name not in replaced:
+                    yield quota, name, value
 
 
 def _text(what: str, given: object) -> str | None:
