@@ -40,7 +40,10 @@ def audit(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Show who changed what, logged in, was denied, got signed URLs, or redrove records."""
+    """Show who changed what, logged in, was denied, got signed URLs, or redrove records.
+
+    In order of time; with --follow as the lines come, of which some come later than others.
+    """
     since_ms = time_ms(since, output.now_ms())
     for name in kind or ():
         if name not in KINDS:
@@ -55,7 +58,7 @@ def audit(
             )
             shown += [line for line in page.lines if wanted.has(line)]
             offset = page.next_offset
-            if follow or json:
+            if follow:
                 for line in shown:
                     _print(line, json=json)
                 shown.clear()
@@ -63,7 +66,12 @@ def audit(
                 break
             if offset is None:
                 time.sleep(NONE_YET_S)
-    if not json and not follow:
+    # A server sends some lines later than others: over all pages they are in order only now.
+    shown.sort(key=lambda line: line.time_ms)
+    if json:
+        for line in shown:
+            _print(line, json=json)
+    else:
         _table(shown)
 
 

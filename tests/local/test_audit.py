@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +17,12 @@ import pytest
 import rayq
 from rayq import AuditLine, Cluster, messages
 from rayq.actors.controller.controller import Controller
+from rayq.client.addresses import parse_addresses
 from rayq.client.admin.dead_letters import DeadLetters, Filter
+from rayq.client.client import Client
+from rayq.client.environment import system_environment
+from rayq.config import ClusterConfig
+from rayq.core.access.audit import encode_line
 from rayq.core.cluster.facts import changed
 from rayq.core.cluster.records import ProducerIdsAllocated
 from rayq.core.cluster.topic_changes import AUDIT_TOPIC
@@ -27,6 +35,7 @@ from rayq.errors import (
 )
 from rayq.messages import REQUESTS
 from rayq.testing import LocalCluster
+from rayq.wire.authentication import Identity
 from tests.local.cli_support import Command
 from tests.local.principal_support import Named
 from tests.local.support import eventually, leader_of, wait_in_sync
@@ -369,3 +378,64 @@ def test_the_command_shows_filters_and_follows(
     assert "CreateTopic" not in ran.out
     ran = rayq_command("audit", "--kind", "denials")
     assert ran.code == 2 and "denied" in ran.err
+
+
+def test_lines_that_came_late_are_shown_in_order_of_time_once_and_by_pages_too(
+    cluster: LocalCluster, rayq_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Named(cluster)  # From the first principal on there is an audit.
+    wait_for(cluster, bool, "the audit has begun")
+    began_ms = time.time_ns() // 1_000_000
+    names = [f"late-{number}" for number in range(40)]
+    times_ms = {name: began_ms + (number * 17) % 23 for number, name in enumerate(names)}
+    big = os.urandom(1_500).hex()  # Nothing that compresses well.
+
+    async def send() -> None:
+        server = Identity(
+            role="server", key=cluster._servers.secret, cluster_id=None, broker=None
+        )
+        client = Client(
+            system_environment(), server, parse_addresses(cluster.addresses), ClusterConfig(),
+            name="server",
+        )  # fmt: skip
+        try:
+            for first in range(0, 40, 4):
+                lines = [
+                    encode_line(
+                        AuditLine(
+                            time_ms=times_ms[name], kind="denied", principal=name, what=big, id=name
+                        )
+                    )
+                    for name in names[first : first + 4]
+                ]
+                # A server that got no answer sends them again.
+                for _ in range(2):
+                    await client.ask_leader(
+                        AUDIT_TOPIC,
+                        0,
+                        lambda topic_id, leader, lines=lines: messages.AppendAudit(
+                            topic_id, 0, leader.epoch, lines
+                        ),
+                        timeout_s=60,
+                        attempt_timeout_s=10,
+                    )
+        finally:
+            client.close()
+
+    asyncio.run(send())
+    wait_for(cluster, lambda lines: len({line.id for line in lines} & {*names}) == 40, "all")
+    monkeypatch.setattr("rayq.client.admin.audit.MIB", 10_000)  # Of several pages.
+    page, pages, seen = cluster.admin.read_audit(since_ms=began_ms), 1, []
+    while True:
+        assert page.lines == sorted(page.lines, key=lambda line: line.time_ms)
+        seen += [line.id for line in page.lines if line.id in times_ms]
+        if page.is_end:
+            break
+        page, pages = cluster.admin.read_audit(since_ms=began_ms, offset=page.next_offset), pages + 1
+    assert pages > 3 and sorted(set(seen)) == sorted(names)
+    in_order = sorted(names, key=times_ms.__getitem__)
+    ran = rayq_command.well("audit", "--json", "--kind", "denied", "--since", str(began_ms))
+    told = [json.loads(line)["id"] for line in ran.out.splitlines()]
+    assert [line_id for line_id in told if line_id in times_ms] == in_order
+    ran = rayq_command.well("audit", "--kind", "denied", "--since", str(began_ms))
+    assert re.findall(r"late-\d+", ran.out) == in_order

@@ -20,10 +20,12 @@ class AuditPage(NamedTuple):
     """A part of the audit."""
 
     lines: list[AuditLine]
-    """Lines in the order in which they were written. A line that a server sent twice has the same
-    `id`."""
+    """In order of time, and within a millisecond in the order in which they were written. A page
+    later in the audit may have lines that are older, which a server could not send sooner. A line
+    that a server sent twice has the same `id`."""
     next_offset: int | None
-    """Ask for this `offset` next. None: nothing has been audited yet."""
+    """Ask for this `offset` next: so no line is missed, and none is told again. None: nothing has
+    been audited yet."""
     is_end: bool
     """True if there was no more at that moment."""
 
@@ -67,6 +69,7 @@ class AuditAdmin(AdminMethods):
                 line = _line(value or b"")
                 if line.time_ms >= since_ms:
                     lines.append(line)
+        lines.sort(key=lambda line: line.time_ms)
         return AuditPage(lines, answer.next_offset, answer.next_offset >= answer.end_offset)
 
 
