@@ -128,10 +128,14 @@ class AllocateProducerIdResponse(Response, frozen=True):
 
 
 class AllocateProducerId(ToBroker[AllocateProducerIdResponse], frozen=True):
-    """A producer id that no producer had before, epoch 0."""
+    """A producer id that no producer had before, epoch 0, for whoever may write to some topic: it
+    names one (KIP-679 asks for no more, either)."""
 
     api: ClassVar[int] = 2
-    rights: ClassVar[Rights] = ()
+    rights: ClassVar[Rights] = (Right("write", "topic", "topic"),)
+    topic: CheckedName | None = None
+    """A topic that the producer writes to; the id counts for all. None: whoever may alter the
+    cluster."""
 
 
 class ChangeResponse(Response, frozen=True):

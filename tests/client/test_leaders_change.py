@@ -14,7 +14,14 @@ import pytest
 from rayq.client import broker_client, client
 from rayq.client.producing import sender
 from rayq.client.producing.sender import Sender
-from rayq.errors import DisconnectedError, NotLeaderError, TimeoutError, UnknownTopicError
+from rayq.errors import (
+    AuthorizationError,
+    DeliveryError,
+    DisconnectedError,
+    NotLeaderError,
+    TimeoutError,
+    UnknownTopicError,
+)
 from rayq.messages import AllocateProducerId, Metadata, Produce
 from rayq.wire.connection import Connection
 from rayq.wire.pool import ConnectionPool
@@ -188,6 +195,31 @@ def test_a_producer_waits_for_its_id_through_errors(fake3: FakeCluster) -> None:
     fake3.fault(AllocateProducerId, times=4, error=DisconnectedError("gone"))
     with fake3.cluster() as cluster, cluster.producer() as producer:
         assert producer.send("t", b"v").result(30).offset == 0
+
+
+def test_a_topic_that_a_producer_may_not_write_to_leaves_its_others_alone(
+    fake3: FakeCluster,
+) -> None:
+    for topic in ("mine", "foreign"):
+        fake3.create_topic(topic, partitions=2)
+    fake3.fault(
+        AllocateProducerId,
+        times=1000,
+        error=AuthorizationError("not there"),
+        matches=lambda request, _: request.topic == "foreign",
+    )
+    with fake3.cluster() as cluster, cluster.producer(linger_ms=0) as producer:
+        sent = [
+            producer.send(topic, b"v", partition=number)
+            for number in (0, 1)
+            for topic in ("foreign", "mine")
+        ]
+        for refused, written in zip(sent[::2], sent[1::2], strict=True):
+            with pytest.raises(AuthorizationError, match="not there"):
+                refused.result(30)
+            assert written.result(30).offset == 0
+        with pytest.raises(DeliveryError):
+            producer.flush()
 
 
 def test_a_partition_without_a_leader_is_waited_for(

@@ -188,6 +188,41 @@ def test_a_principal_produces_and_consumes_what_it_may(
         told(caught, anna, "read", f"group not-{group}")
 
 
+def test_a_producer_id_is_for_who_may_write_to_some_topic(
+    cluster: LocalCluster, topic: str, new_topic: NewTopic
+) -> None:
+    """The ids of all producers are one counter in the metadata."""
+    other = new_topic()
+    stranger = Named(cluster)
+    anna = Named(cluster, ("write", "topic", topic), ("describe", "topic", other))
+
+    def ask(connection: Cluster, name: str | None) -> int:
+        client, background = connection.shared_client()
+        asking = client.ask_any(messages.AllocateProducerId(name), timeout_s=60)
+        return int(background.run(asking).producer_id)
+
+    with stranger.connect() as his, anna.connect() as hers:
+        before = ask(cluster, None)
+        for name in (topic, other, "not-there"):
+            with pytest.raises(AuthorizationError) as caught:
+                ask(his, name)
+            told(caught, stranger, "write", f"topic {name}")
+        for connection in (his, hers):
+            with pytest.raises(AuthorizationError, match="may not alter the cluster"):
+                ask(connection, None)
+        with pytest.raises(AuthorizationError) as caught:
+            ask(hers, other)
+        told(caught, anna, "write", f"topic {other}")
+        assert len({before, ask(hers, topic), ask(cluster, None)}) == 3
+        with hers.producer() as producer:
+            with pytest.raises(AuthorizationError) as caught:
+                producer.send(other, value=b"v").result(60)
+            told(caught, anna, "write", f"topic {other}")
+            producer.send(topic, value=b"v").result(60)
+            with pytest.raises(DeliveryError, match="AuthorizationError"):
+                producer.flush()
+
+
 def test_a_commit_needs_the_topics_that_it_names_wherever_they_are_hosted(
     cluster: LocalCluster, topic: str, new_topic: NewTopic
 ) -> None:

@@ -31,7 +31,7 @@ OPEN_TO_ALL = (
     messages.ListTransactions,
     messages.DescribePrincipals,
     messages.DescribeAcls,
-    messages.AllocateProducerId,
+    messages.DescribeQuotas,
     messages.ConfirmMetadata,
     messages.EnsureOffsetsTopic,
     messages.EnsureTransactionsTopic,

@@ -95,6 +95,10 @@ def needs(request: Any) -> Iterator[tuple[str, str, str]]:
         operation, resource_type, field = OF_NAME[kind]
         yield operation, resource_type, getattr(request, field)
     match request:
+        case messages.AllocateProducerId(topic=None):
+            yield "alter", "cluster", "cluster"
+        case messages.AllocateProducerId():
+            yield "write", "topic", request.topic
         case messages.GroupHeartbeat():
             yield from (("read", "topic", name) for name in request.topics)
         case messages.CommitOffsets() | messages.SetGroupOffsets():
@@ -188,6 +192,8 @@ def requests_of(draw: st.DrawFn, kind: type[Any]) -> Any:
             ]  # fmt: skip
         elif field == "partitions" and kind is messages.FetchCommitted:
             changes[field] = draw(st.none() | st.lists(st.tuples(DATA_ID, st.just(0)), max_size=2))
+        elif field == "topic" and kind is messages.AllocateProducerId:
+            changes[field] = draw(st.none() | NAME)
         elif field == "partitions" and kind is messages.CreateQueue:
             changes[field] = draw(st.sampled_from([None, 3]))
         elif field == "config" and kind in (messages.CreateQueue, messages.AlterQueue):

@@ -31,7 +31,6 @@ FREE = {
     "DescribeQuotas",
     "ListGroups",
     "ListTransactions",
-    "AllocateProducerId",
     "ConfirmMetadata",
     "EnsureOffsetsTopic",
     "EnsureTransactionsTopic",

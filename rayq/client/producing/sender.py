@@ -30,6 +30,7 @@ from rayq.client.producing.flight import (
 )
 from rayq.config import ProducerConfig
 from rayq.errors import (
+    AuthorizationError,
     ClosedError,
     DisconnectedError,
     InvalidRequestError,
@@ -240,7 +241,7 @@ class Sender:
             if isinstance(step, TakeProducerId):
                 if self._producer_id is None or self._producer_id == step.spent:
                     self._producer_id = None
-                    self._allocate_producer_id()
+                    self._allocate_producer_id(queue.topic)
                     return
                 flight.producer_id = self._producer_id
                 continue
@@ -444,7 +445,9 @@ class Sender:
             for channel in channels:
                 self._stall(channel, error)
 
-    def _allocate_producer_id(self) -> None:
+    def _allocate_producer_id(self, topic: str) -> None:
+        """Asks for a producer id because of a batch for this topic. If this producer may not write
+        there, other topics ask for themselves."""
         if self._closed or (self._allocation is not None and not self._allocation.done()):
             return
 
@@ -452,7 +455,7 @@ class Sender:
             failure: RayqError | None = None
             try:
                 response = await self._client.ask_any(
-                    AllocateProducerId(), timeout_s=self._config.request_timeout_ms / 1000
+                    AllocateProducerId(topic), timeout_s=self._config.request_timeout_ms / 1000
                 )
                 self._producer_id = response.producer_id
             except RayqError as error:
@@ -460,9 +463,12 @@ class Sender:
             finally:
                 self._allocation = None
             for channel in list(self._channels.values()):
-                channel.flight.last_error = failure or channel.flight.last_error
-                if failure is not None and not failure.retriable:
-                    self._fail_all(channel, failure)
+                failure_here = failure
+                if isinstance(failure, AuthorizationError) and channel.queue.topic != topic:
+                    failure_here = None
+                channel.flight.last_error = failure_here or channel.flight.last_error
+                if failure_here is not None and not failure_here.retriable:
+                    self._fail_all(channel, failure_here)
                 else:
                     self._pump(channel)
 

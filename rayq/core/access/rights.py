@@ -287,6 +287,13 @@ def _of_topic_ids(operation: Operation, topic_ids: set[str], names: Names) -> It
         yield Found(operation, "topic", name)
 
 
+def _allocate_producer_id(
+    request: messages.AllocateProducerId, _: Names
+) -> Iterator[Needed]:
+    if request.topic is None:
+        yield Needed("alter", "cluster", CLUSTER)
+
+
 def _commit_offsets(request: messages.CommitOffsets, names: Names) -> Iterator[Needed]:
     yield from _of_topic_ids("read", {offset.topic_id for offset in request.offsets}, names)
 
@@ -393,6 +400,7 @@ NEEDED_BY_CONTENT: dict[type[messages.AnyRequest], Callable[[Any, Names], Iterat
     messages.SetGroupOffsets: _set_group_offsets,
     messages.GroupHeartbeat: _group_heartbeat,
     messages.UnpinSnapshot: _unpin_snapshot,
+    messages.AllocateProducerId: _allocate_producer_id,
     messages.DescribePrincipals: _describe_principals,
     messages.DescribeAcls: _describe_acls,
     messages.CreateQueue: _create_queue,
