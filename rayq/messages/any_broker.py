@@ -138,6 +138,18 @@ class AllocateProducerId(ToBroker[AllocateProducerIdResponse], frozen=True):
     cluster."""
 
 
+class DrawFamilyResponse(Response, frozen=True):
+    number: int
+    """For `transaction_ids.make_family`."""
+
+
+class DrawFamily(ToBroker[DrawFamilyResponse], frozen=True):
+    """Draws the number of a family of producer ids that nobody had before. There are far fewer of
+    them than of producer ids, which many may ask for: so they have a counter of their own."""
+
+    api: ClassVar[int] = 149
+
+
 class ChangeResponse(Response, frozen=True):
     """The change is committed: it is in all metadata of at least this `version`."""
 

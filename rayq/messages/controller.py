@@ -175,11 +175,13 @@ class AllocateProducerIdsResponse(Response, frozen=True):
 
 
 class AllocateProducerIds(ToController[AllocateProducerIdsResponse], frozen=True):
-    """Asks for a block of producer ids, which the broker hands out one by one."""
+    """Asks for a block of producer ids, or of numbers of families, which the broker hands out one
+    by one."""
 
     api: ClassVar[int] = 67
     broker: BrokerId
     incarnation: Id
+    of_families: bool = False
 
 
 class PrepareStop(ToController[Done], frozen=True):

@@ -36,11 +36,11 @@ EPOCH_LEAP = 1000
 for lost, may come back with promises of their own: this log is then the better one wherever the two
 meet, and theirs is cut (docs/protocol.md, rules 3 and 4)."""
 PRODUCER_ID_LEAP = 1 << 26
+FAMILY_LEAP = 1 << 20
 """Numbers that the lost voters had granted since this copy was written must not be granted again:
-leader epochs leap by `EPOCH_LEAP`, producer ids by this. A replica that is away may hold batches of
-an epoch that is not known here; batches under an id that is used twice would pass for retries.
-Families of transactions are numbered by producer ids, up to 2^32: so there is room for sixty
-recoveries."""
+leader epochs leap by `EPOCH_LEAP`, producer ids and families by these. A replica that is away may
+hold batches of an epoch that is not known here; batches under an id that is used twice would pass
+for retries. There are 2^32 families: so there is room for thousands of recoveries."""
 READ_BYTES_MAX = 1 << 30
 
 
@@ -134,7 +134,10 @@ def recover_quorum(environment: Environment, path: str) -> RecoveredQuorum:
 def _leaps(state: ClusterState) -> list[MetadataRecord]:
     """Returns records that leave room for everything granted that this copy does not know of."""
     records: list[MetadataRecord] = [
-        ProducerIdsAllocated(state.next_producer_id + PRODUCER_ID_LEAP)
+        ProducerIdsAllocated(
+            state.next_producer_id + PRODUCER_ID_LEAP,
+            (state.next_family or state.next_producer_id) + FAMILY_LEAP,
+        )
     ]
     for topic, number, partition in state.all_partitions():
         value = partition.value

@@ -393,6 +393,23 @@ def test_ids_of_producers_are_told_as_the_first_that_is_free(state: ClusterState
     assert decide(state, messages.AllocateProducerIds(0, "b0.1")) == [ProducerIdsAllocated(6000)]
 
 
+def test_families_have_numbers_of_their_own_above_those_that_were_producer_ids(
+    state: ClusterState,
+) -> None:
+    apply(state, [ProducerIdsAllocated(5000)])  # Families had the same counter once.
+    draw = messages.AllocateProducerIds(0, "b0.1", of_families=True)
+    apply(state, decide(state, draw))
+    assert (state.next_producer_id, state.next_family) == (5000, 6000)
+    for _ in range(3):
+        apply(state, decide(state, messages.AllocateProducerIds(0, "b0.1")))
+        apply(state, decide(state, messages.ConfirmMetadata()))
+    assert (state.next_producer_id, state.next_family) == (8000, 6000), "producers use none up"
+    apply(state, decide(state, draw))
+    assert (state.next_producer_id, state.next_family) == (8000, 7000)
+    with pytest.raises(StaleBrokerError):
+        decide(state, messages.AllocateProducerIds(0, "b0.0", of_families=True))
+
+
 def test_partitions_are_settled_by_topic_or_all_of_them(state: ClusterState) -> None:
     run_replicas(state, 0, 1, 2, topic="u")
     for topic in "tu":

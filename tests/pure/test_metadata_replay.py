@@ -120,7 +120,7 @@ RECORDS: list[MetadataRecord] = [
     QuotaChanged(None, None, {"max_topics": 3.0}),
     QuotaChanged("anna", None, {"producer_byte_rate": 1e6, "warp": 1.5}),
     QuotaChanged("anna", "etl", {"producer_byte_rate": 0.0}),
-    ProducerIdsAllocated(3000),
+    ProducerIdsAllocated(3000, 70),
     RequestDone("r1"),
     RequestDone("r2"),
 ]
@@ -193,6 +193,7 @@ def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None
             unfounded=dict.fromkeys([("T", 1), ("U", 0)]),
         ),
         "next_producer_id": 3000,
+        "next_family": 70,
         "requests_done": ["r1", "r2"],
         "pins": {
             "one": SnapshotPinned("one", "T", {0: 4, 1: 8}, 100),
@@ -441,6 +442,7 @@ def test_a_forced_set_of_voters_forgets_the_marks(state: ClusterState) -> None:
 
 def test_a_request_and_a_block_of_ids_change_nothing_else(state: ClusterState) -> None:
     assert changed(state, ProducerIdsAllocated(4000)) == {"next_producer_id": 4000}
+    assert changed(state, ProducerIdsAllocated(4000, 80)) == {"next_family": 80}
     assert changed(state, RequestDone("r3")) == {"requests_done": ["r1", "r2", "r3"]}
     assert changed(state, RequestDone("r1")) == {}
 

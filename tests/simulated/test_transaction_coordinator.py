@@ -105,7 +105,7 @@ def test_a_family_that_a_refused_producer_has_drawn_is_for_the_next_one() -> Non
             with pytest.raises(InvalidRequestError, match="transaction_timeout_ms"):
                 await of.init(timeout_ms=1)
         assert await of.init() == key_of(1)
-        assert of.asked == [messages.AllocateProducerId()]
+        assert of.asked == [messages.DrawFamily()]
 
     coordinating(work)
 
@@ -460,7 +460,7 @@ def test_what_has_had_its_time_waits_for_no_broker_without_need(epoch: int) -> N
         await asyncio.sleep(3)
         assert of.marked(key) == [("T", 0, False)]
         assert await of.init() == (key_of(7, epoch + 1) if epoch != EPOCH_MAX else key_of(1))
-        assert of.asked == [messages.AllocateProducerId()]
+        assert of.asked == [messages.DrawFamily()]
 
     coordinating(work)
 

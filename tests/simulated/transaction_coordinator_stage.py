@@ -119,9 +119,9 @@ class Coordinating(Led):
         await asyncio.sleep(0.001)
         if self.failure is not None:
             raise self.failure
-        assert isinstance(request, messages.AllocateProducerId)
+        assert isinstance(request, messages.DrawFamily)
         self.numbers += 1
-        return messages.AllocateProducerIdResponse(self.numbers, 0)
+        return messages.DrawFamilyResponse(self.numbers)
 
     # --- requests, as producers, leaders and operators send them ----------------------------
 

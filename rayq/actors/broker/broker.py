@@ -16,6 +16,7 @@ from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.audit.trail import AuditTrail
 from rayq.actors.broker.access_answers import AccessAnswers
+from rayq.actors.broker.granted_numbers import GrantedNumbers
 from rayq.actors.broker.metadata_answers import MetadataAnswers
 from rayq.actors.broker.object_store_access import ObjectStoreAccess
 from rayq.actors.broker.quota_division import QuotaDivision
@@ -100,8 +101,8 @@ class Broker:
         self._registered_epoch: int | None = None
         self._search: asyncio.Task[None] | None = None
         """The search for a controller, while one is under way."""
-        self._producer_ids = range(0)
-        self._producer_ids_lock = asyncio.Lock()
+        self._producer_ids = GrantedNumbers(lambda: self._ask_for_block(of_families=False))
+        self._families = GrantedNumbers(lambda: self._ask_for_block(of_families=True))
         self._is_stopping = False
         self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listens_at = host, port
@@ -601,15 +602,19 @@ class Broker:
     async def _allocate_producer_id(
         self, _: messages.AllocateProducerId
     ) -> messages.AllocateProducerIdResponse:
-        async with self._producer_ids_lock:
-            if not self._producer_ids:
-                answer = await self._ask_controller(
-                    messages.AllocateProducerIds(self._directory.meta.broker, self._incarnation)
-                )
-                self._producer_ids = range(answer.first, answer.first + answer.count)
-            producer_id = self._producer_ids[0]
-            self._producer_ids = self._producer_ids[1:]
-        return messages.AllocateProducerIdResponse(producer_id, 0)
+        return messages.AllocateProducerIdResponse(await self._producer_ids.draw(), 0)
+
+    @answers(messages.DrawFamily)
+    async def _draw_family(self, _: messages.DrawFamily) -> messages.DrawFamilyResponse:
+        return messages.DrawFamilyResponse(await self._families.draw())
+
+    async def _ask_for_block(self, *, of_families: bool) -> range:
+        answer = await self._ask_controller(
+            messages.AllocateProducerIds(
+                self._directory.meta.broker, self._incarnation, of_families
+            )
+        )
+        return range(answer.first, answer.first + answer.count)
 
 
 def replicas_max(config: ClusterConfig, memory_bytes: int, *, processes_max: int) -> int:

@@ -276,7 +276,7 @@ class TransactionCoordinator(Coordinator[TransactionState, Record]):
             )
 
     async def _draw_family(self, generation: int) -> None:
-        number = (await self._ask_broker(messages.AllocateProducerId())).producer_id
+        number = (await self._ask_broker(messages.DrawFamily())).number
         self._check(generation)
         if number >= FAMILIES_MAX:
             raise TransactionLimitError(

@@ -297,12 +297,16 @@ def alter_partitions(
 def allocate_producer_ids(
     state: ClusterState, request: messages.AllocateProducerIds, _: Facts
 ) -> ClusterDecision:
-    """Allocates a block of `PRODUCER_ID_BLOCK` ids. Raises StaleBrokerError."""
+    """Allocates a block of `PRODUCER_ID_BLOCK` ids, or of as many families. Raises
+    StaleBrokerError."""
     check_broker(state, request.broker, request.incarnation)
-    first = state.next_producer_id
+    next_id, next_family = state.next_producer_id, state.next_family or state.next_producer_id
+    if request.of_families:
+        first, record = next_family, ProducerIdsAllocated(next_id, next_family + PRODUCER_ID_BLOCK)
+    else:
+        first, record = next_id, ProducerIdsAllocated(next_id + PRODUCER_ID_BLOCK)
     return Decision(
-        [ProducerIdsAllocated(first + PRODUCER_ID_BLOCK)],
-        lambda: messages.AllocateProducerIdsResponse(first, PRODUCER_ID_BLOCK),
+        [record], lambda: messages.AllocateProducerIdsResponse(first, PRODUCER_ID_BLOCK)
     )
 
 

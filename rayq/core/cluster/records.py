@@ -277,9 +277,11 @@ class QueueDeleted(MetadataRecord, frozen=True):
 
 
 class ProducerIdsAllocated(MetadataRecord, frozen=True):
-    """Producer ids below `next_producer_id` are handed out."""
+    """Producer ids below `next_producer_id` are handed out, and numbers of families below
+    `next_family`. 0: it does not say."""
 
     next_producer_id: int
+    next_family: int = 0
 
 
 class PrincipalCreated(MetadataRecord, frozen=True):

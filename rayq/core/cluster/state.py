@@ -174,6 +174,9 @@ class ClusterState:
         """The partitions that are being moved."""
         self.index = PartitionIndex()
         self.next_producer_id = 0
+        self.next_family = 0
+        """The next number of a family of producer ids (`messages.transaction_ids`). 0: none was
+        drawn, or all were producer ids, as they were once."""
         self.requests_done: dict[str, AuditedChange | None] = {}
         """The ids of clients' requests that changed something, the newest last, with what the audit
         tells of each."""
@@ -438,6 +441,7 @@ class ClusterState:
 
     def _producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         self.next_producer_id = record.next_producer_id
+        self.next_family = record.next_family or self.next_family
 
     def _request_done(self, record: RequestDone) -> None:
         done = self.requests_done
@@ -533,7 +537,7 @@ class ClusterState:
         )
         records.extend(self.pins.values())
         records.extend(self.access_records())
-        records.append(ProducerIdsAllocated(self.next_producer_id))
+        records.append(ProducerIdsAllocated(self.next_producer_id, self.next_family))
         records.extend(RequestDone(*done) for done in self.requests_done.items())
         return records
 
