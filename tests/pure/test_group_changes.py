@@ -602,6 +602,20 @@ def test_there_is_a_limit_on_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     group.beat("c", pattern="a.*")
 
 
+def test_a_principal_leaves_patterns_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_changes, "PATTERNS_OF_PRINCIPAL_MAX", 2)
+    one = Coordinator()
+    one.beat("a", pattern="a.*", reader=ANNA)
+    one.beat("b", pattern="b.*", reader=Reader("anna", "10.0.0.2"))
+    for pattern in ("c.*", "d.*"):
+        with pytest.raises(GroupLimitError, match="principal 'anna' have 2 different patterns"):
+            one.beat("c", pattern=pattern, reader=ANNA)
+        one.beat("of ben", pattern=pattern, reader=BEN)
+    one.beat("c", pattern="a.*", reader=ANNA)
+    one.beat("of a superuser", pattern="e.*")
+    one.beat("d", topics=("t",), reader=ANNA)
+
+
 def test_there_is_a_limit_on_members_and_groups_and_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_changes, "MEMBERS_MAX", 2)
     monkeypatch.setattr(group_draft, "GROUPS_MAX", 2)

@@ -110,7 +110,7 @@ RECORDS: list[MetadataRecord] = [
     RemoteGarbage("X", "x", 5, ("c/X/",)),
     SnapshotPinned("one", "T", {0: 4, 1: 8}, 100),
     SnapshotPinned("two", "T", {0: 3}, 50),
-    SnapshotPinned("three", "U", {1: 1}, 50),
+    SnapshotPinned("three", "U", {1: 1}, 50, "anna"),
     PrincipalCreated("anna", b"s" * 16, 7),
     PrincipalCreated("ben", b"t" * 16, 8),
     TokenCreated("anna", "01", VERIFIERS, 9, None),
@@ -198,7 +198,7 @@ def test_records_build_a_state_that_has_all_of_them(state: ClusterState) -> None
         "pins": {
             "one": SnapshotPinned("one", "T", {0: 4, 1: 8}, 100),
             "two": SnapshotPinned("two", "T", {0: 3}, 50),
-            "three": SnapshotPinned("three", "U", {1: 1}, 50),
+            "three": SnapshotPinned("three", "U", {1: 1}, 50, "anna"),
         },
         "garbage": {"X": RemoteGarbage("X", "x", 5, ("c/X/",))},
         "marks": {1: "first", 2: "second"},

@@ -14,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rayq import messages
 from rayq.core.access.quotas import AccountKey, Limit, QuotaTable
-from rayq.core.cluster import quota_changes
-from rayq.core.cluster.records import decode_records, encode_records
+from rayq.core.cluster import quota_changes, remote_changes
+from rayq.core.cluster.records import AclCreated, decode_records, encode_records
 from rayq.core.cluster.state import ClusterState
 from rayq.errors import (
+    AuthorizationError,
     InvalidRequestError,
     PrincipalLimitError,
     QuotaLimitError,
@@ -28,6 +29,7 @@ from rayq.messages.acls import SUPERUSER, Acl, QuotaName
 from rayq.messages.quotas import Quota
 from tests.pure.deciding import decide
 from tests.pure.test_cluster_state import apply, registration
+from tests.pure.test_remote_changes import check_snapshot, id_of, tiered
 
 SALT = b"0123456789abcdef"
 
@@ -158,6 +160,64 @@ def test_partitions_of_dead_letters_count_as_changes_where_they_are_created(
     assert units(keep) == 1
     apply(state, decide(state, keep, new_id=lambda: f"id-{next(numbers)}"))
     assert units(keep) == 0
+
+
+def pinned(state: ClusterState, pin_id: str, by: str | None, **changes: Any) -> None:
+    request = messages.PinSnapshot(
+        **{"pin_id": pin_id, "topic_id": id_of("t"), "starts": {0: 5}, "ttl_ms": 9, **changes}
+    )
+    records = decide(state, request)
+    if by is not None:
+        records = quota_changes.owned_records(state, asked_by(by, request), records)
+    apply(state, records)
+    check_snapshot(state)
+
+
+def unpinned(state: ClusterState, pin_id: str, by: str) -> None:
+    request = messages.UnpinSnapshot(pin_id=pin_id)
+    records = decide(state, request)
+    apply(state, quota_changes.owned_records(state, asked_by(by, request), records))
+
+
+def test_a_principal_leaves_pins_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_changes, "PINS_MAX", 8)
+    monkeypatch.setattr(remote_changes, "PINNED_PARTITIONS_MAX", 12)
+    state = tiered(partitions=3)
+    pinned(state, "a", "anna")
+    pinned(state, "b", "anna")
+    with pytest.raises(QuotaLimitError, match="up to 2 pins, of 3 partitions.*'anna'"):
+        pinned(state, "c", "anna")
+    pinned(state, "b", "anna", starts={0: 1, 1: 1})
+    with pytest.raises(QuotaLimitError, match="'anna' would have more"):
+        pinned(state, "b", "anna", starts={0: 1, 1: 1, 2: 1})
+    pinned(state, "c", "ben")
+    for number in range(5):
+        pinned(state, f"of a superuser {number}", None)
+    unpinned(state, "a", "anna")
+    pinned(state, "d", "anna")
+
+
+def test_nobody_renews_or_ends_anothers_pin_with_less_than_a_right_on_the_cluster() -> None:
+    state = tiered()
+    pinned(state, "a", "anna")
+    pinned(state, "restore-t", None)
+    for pin_id, others in (("a", ("ben",)), ("restore-t", ("anna", "ben"))):
+        before = state.pins[pin_id]
+        for other in others:
+            with pytest.raises(AuthorizationError, match=f"'{other}' may not alter the cluster"):
+                pinned(state, pin_id, other, starts={0: 1_000}, ttl_ms=1)
+            with pytest.raises(AuthorizationError, match=f"'{other}' may not alter the cluster"):
+                unpinned(state, pin_id, other)
+        assert state.pins[pin_id] == before
+    change(state, messages.CreatePrincipal("ben", SALT))
+    apply(state, [AclCreated(Acl("ben", "allow", "alter", "cluster", "cluster"))])
+    pinned(state, "a", "ben", ttl_ms=10)
+    assert (state.pins["a"].owner, state.pins["a"].ttl_ms) == ("anna", 10)
+    pinned(state, "a", None, ttl_ms=11)
+    assert state.pins["a"].owner == "anna"
+    unpinned(state, "a", "ben")
+    unpinned(state, "never", "anna")
+    assert list(state.pins) == ["restore-t"]
 
 
 def test_topics_and_partitions_count_for_the_principal_that_created_them(state: ClusterState) -> None:

@@ -276,7 +276,7 @@ def test_all_pins_together_name_so_many_partitions(monkeypatch: pytest.MonkeyPat
     pin(state, "a", starts={0: 1, 1: 1})
     pin(state, "b", starts={0: 1})
     pin(state, "a", starts={0: 2, 1: 2})
-    with pytest.raises(InvalidRequestError, match="3 partitions already, and 3 is the most"):
+    with pytest.raises(InvalidRequestError, match="more than 3 partitions together"):
         pin(state, "c", starts={0: 1})
 
 

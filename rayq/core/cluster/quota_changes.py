@@ -12,7 +12,8 @@ from typing import cast, get_args
 import msgspec
 
 from rayq import messages
-from rayq.core.access.rights import may_describe
+from rayq.core.access.rights import Needed, check_needed, may_describe
+from rayq.core.cluster import remote_changes
 from rayq.core.cluster.access_changes import find_principal
 from rayq.core.cluster.facts import ClusterDecision, Facts, changed
 from rayq.core.cluster.queue_changes import new_dead_letters
@@ -20,12 +21,14 @@ from rayq.core.cluster.records import (
     MetadataRecord,
     PartitionChanged,
     QuotaChanged,
+    SnapshotPinned,
+    SnapshotUnpinned,
     TopicCreated,
 )
 from rayq.core.cluster.state import ClusterState
 from rayq.core.cluster.topic_changes import OWN_TOPICS
 from rayq.errors import InvalidRequestError, PrincipalLimitError, QuotaLimitError, counted
-from rayq.messages.acls import PRINCIPAL_NAME_LENGTH_MAX, SUPERUSER, QuotaName
+from rayq.messages.acls import CLUSTER, PRINCIPAL_NAME_LENGTH_MAX, SUPERUSER, QuotaName
 
 QUOTAS_MAX = 20_000
 """Maximum number of principals and client ids with quotas."""
@@ -84,9 +87,9 @@ def remove_quota(
 def owned_records(
     state: ClusterState, forward: messages.Forward, records: Sequence[MetadataRecord]
 ) -> list[MetadataRecord]:
-    """The records of a decision for a principal, which owns the topics that it creates. Raises
-    QuotaLimitError where it, or another owner, would have more topics or partitions than its quotas
-    allow."""
+    """The records of a decision for a principal, which owns the topics and the pins that it
+    creates. Raises QuotaLimitError where it, or another owner, would have more topics or partitions
+    than its quotas allow, or more than its part of all pins."""
     owned: list[MetadataRecord] = []
     owners: dict[str, str | None] = {}
     topics: Counter[str] = Counter()
@@ -96,6 +99,12 @@ def owned_records(
             record = msgspec.structs.replace(record, owner=forward.by)
             owners[record.topic_id] = forward.by
             topics[forward.by or ""] += 1
+        elif isinstance(record, SnapshotPinned):
+            assert forward.by is not None
+            _check_pin(state, forward, record.pin_id)
+            record = remote_changes.own_pin(state, forward.by, record)
+        elif isinstance(record, SnapshotUnpinned):
+            _check_pin(state, forward, record.pin_id)
         elif isinstance(record, PartitionChanged):
             topic_id, known = record.topic_id, state.topics.get(record.topic_id)
             owner = owners.get(topic_id) if known is None else known.owner
@@ -106,6 +115,16 @@ def owned_records(
         for owner, count in added.items():
             _check_count(state, forward, owner, cast(QuotaName, name), count)
     return owned
+
+
+def _check_pin(state: ClusterState, forward: messages.Forward, pin_id: str) -> None:
+    """Raises AuthorizationError where the principal renews or ends another's pin and may not alter
+    the cluster: with a shorter time or higher offsets, retention would take what that one reads."""
+    known = state.pins.get(pin_id)
+    if known is not None and known.owner != forward.by:
+        assert forward.by is not None
+        needed = Needed("alter", "cluster", CLUSTER)
+        check_needed(state.acls, forward.by, forward.address, [needed])
 
 
 def _check_count(

@@ -252,6 +252,8 @@ class SnapshotPinned(MetadataRecord, frozen=True):
     starts: Mapping[int, int]
     """Partition to offset."""
     ttl_ms: int
+    owner: str | None = None
+    """The named principal that has pinned it. None: a superuser, or a server."""
 
 
 class SnapshotUnpinned(MetadataRecord, frozen=True):

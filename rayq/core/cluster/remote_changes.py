@@ -30,6 +30,7 @@ from rayq.errors import (
     ConfigError,
     InvalidRequestError,
     OverloadedError,
+    QuotaLimitError,
     RemoteStorageError,
     StalePartitionError,
     sentence,
@@ -45,6 +46,9 @@ from rayq.messages.remote_pointer import (
 PINS_MAX = 1000
 PINNED_PARTITIONS_MAX = 100_000
 """Maximum number of partitions that all pins name together, each pin counted separately."""
+SHARE_OF_PRINCIPAL = 4
+"""A named principal has at most one part in so many of all pins, and of the partitions that they
+name: it does not take those of others."""
 FOLDERS_MAX = 100_000
 """Maximum number of object store folders in the metadata: one for each topic that is or was stored
 there, until all of it is removed, and one for each restored partition."""
@@ -157,7 +161,8 @@ def pin_snapshot(
     state: ClusterState, request: messages.PinSnapshot, _: Facts
 ) -> ClusterDecision:
     """Keeps records from retention, or renews that. Raises UnknownTopicError, OverloadedError if
-    there are too many pins, InvalidRequestError if the pin makes no sense."""
+    there are too many pins, InvalidRequestError if the pin makes no sense. `own_pin` checks those
+    of a named principal."""
     pin_id, topic_id, starts = request.pin_id, request.topic_id, request.starts
     topic = state.topics.get(topic_id)
     if topic is None:
@@ -185,10 +190,36 @@ def pin_snapshot(
     pinned = sum(len(pin.starts) for other, pin in state.pins.items() if other != pin_id)
     if pinned + len(starts) > PINNED_PARTITIONS_MAX:
         raise InvalidRequestError(
-            f"The pins name {pinned} partitions already, and {PINNED_PARTITIONS_MAX} is the most "
-            "with all pins together. Wait until jobs have ended, or unpin what is left over."
+            f"With this one all pins would name more than {PINNED_PARTITIONS_MAX} partitions "
+            "together, the most there may be. Wait until jobs have ended, or unpin what is left "
+            "over."
         )
-    return changed([SnapshotPinned(pin_id, topic_id, starts, request.ttl_ms)])
+    owner = None if known is None else known.owner
+    return changed([SnapshotPinned(pin_id, topic_id, starts, request.ttl_ms, owner)])
+
+
+def own_pin(state: ClusterState, principal: str, pin: SnapshotPinned) -> SnapshotPinned:
+    """The pin as that of the named principal that asks for it; a renewed one stays its owner's.
+    Raises QuotaLimitError where the owner would have more than its part."""
+    known = state.pins.get(pin.pin_id)
+    owner = principal if known is None else known.owner
+    if owner is None:
+        return pin
+    others = [
+        other
+        for other in state.pins.values()
+        if other.owner == owner and other.pin_id != pin.pin_id
+    ]
+    partitions = len(pin.starts) + sum(len(other.starts) for other in others)
+    pins_max = PINS_MAX // SHARE_OF_PRINCIPAL
+    partitions_max = PINNED_PARTITIONS_MAX // SHARE_OF_PRINCIPAL
+    if len(others) >= pins_max or partitions > partitions_max:
+        raise QuotaLimitError(
+            f"A principal has up to {pins_max} pins, of {partitions_max} partitions together, and "
+            f"{owner!r} would have more. Wait until its jobs have ended, or unpin what is left "
+            "over."
+        )
+    return msgspec.structs.replace(pin, owner=owner)
 
 
 def unpin_snapshot(

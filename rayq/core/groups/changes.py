@@ -25,6 +25,7 @@ from rayq.core.groups.draft import GroupDraft
 from rayq.core.groups.records import NOTHING, MemberValue, Record
 from rayq.core.groups.state import (
     PATTERNS_MAX,
+    PATTERNS_OF_PRINCIPAL_MAX,
     Group,
     GroupState,
     Reader,
@@ -79,7 +80,7 @@ def heartbeat(
     known = state.groups.get(group)
     before = None if known is None else known.members.get(member)
     if request.member_epoch == 0:
-        _check_heartbeat(state, request)
+        _check_heartbeat(state, request, reader)
         if known is not None and before is not None:
             known.sessions[member].heard_s = now_s
             known.sessions[member].disconnected_s = None
@@ -94,7 +95,7 @@ def heartbeat(
         )
     is_changed = not _says_the_same(before, request, reader)
     if is_changed:
-        _check_heartbeat(state, request)
+        _check_heartbeat(state, request, reader)
     session.heard_s, session.disconnected_s = now_s, None
     is_ack = request.member_epoch == before.member_epoch
     has_news = is_ack and not session.is_acked
@@ -330,11 +331,13 @@ def find_group(state: GroupState, group: str) -> Group:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_heartbeat(state: GroupState, request: messages.GroupHeartbeat) -> None:
+def _check_heartbeat(
+    state: GroupState, request: messages.GroupHeartbeat, reader: Reader | None
+) -> None:
     find_assignor(state.assignors, request.assignor)
     if request.pattern is not None:
         check_pattern(request.pattern)
-        _check_pattern_count(state, request.pattern)
+        _check_pattern_count(state, request.pattern, reader)
     names_bytes = sum(len(name.encode()) for name in request.topics)
     if len(request.topics) > TOPICS_MAX or names_bytes > SUBSCRIPTION_BYTES_MAX:
         raise InvalidRequestError(
@@ -357,7 +360,15 @@ def _check_heartbeat(state: GroupState, request: messages.GroupHeartbeat) -> Non
         )
 
 
-def _check_pattern_count(state: GroupState, pattern: str) -> None:
+def _check_pattern_count(state: GroupState, pattern: str, reader: Reader | None) -> None:
+    if reader is not None:
+        own = state.patterns_of(reader.principal)
+        if pattern not in own and len(own) >= PATTERNS_OF_PRINCIPAL_MAX:
+            raise GroupLimitError(
+                f"The members of principal {reader.principal!r} have {len(own)} different patterns "
+                "at this coordinator of groups, the most that one principal may have: subscribe by "
+                "names, or by a pattern that others of them have."
+            )
     known = state.patterns()
     if pattern not in known and len(known) >= PATTERNS_MAX:
         raise GroupLimitError(

@@ -34,6 +34,9 @@ from rayq.records import TopicIdPartition
 PATTERNS_MAX = 250
 """Maximum number of different patterns of all members together: each costs up to 2 ms, and 30 us
 for each topic, when a coordinator starts."""
+PATTERNS_OF_PRINCIPAL_MAX = PATTERNS_MAX // 4
+"""Maximum number of different patterns of a named principal's members: it does not take those of
+others."""
 
 
 class SubscribedTopic(NamedTuple):
@@ -199,6 +202,14 @@ class GroupState:
         """The patterns of all members."""
         return {
             member.pattern for _, _, _, member in self.all_members() if member.pattern is not None
+        }
+
+    def patterns_of(self, principal: str) -> set[str]:
+        """The patterns of the members of a named principal."""
+        return {
+            member.pattern
+            for _, _, _, member in self.all_members()
+            if member.pattern is not None and member.principal == principal
         }
 
     def _forget_patterns(self) -> None:
