@@ -382,11 +382,11 @@ class InvalidAssignmentError(RayqError):
 
 
 class QueueExistsError(RayqError):
-    """There is a queue of this name already."""
+    """A queue of this name exists already."""
 
 
 class UnknownQueueError(RayqError, KeyError):
-    """There is no queue of this name, or it was deleted."""
+    """No queue has this name, or it was deleted."""
 
     __str__ = RayqError.__str__
 

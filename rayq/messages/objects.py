@@ -167,7 +167,7 @@ class HeadObjects(ToObjectServer[HeadObjectsResponse], frozen=True):
 
 
 class SignObjectsResponse(Response, frozen=True):
-    """Its repr has no URL, since reprs end up in logs."""
+    """The answer, with a URL for each name. Its repr has none, since reprs end up in logs."""
 
     urls: list[str]
     """A URL for each object, which anybody may read by an HTTP GET with a range until it expires,

@@ -272,7 +272,7 @@ class DescribeQueueResponse(Response, frozen=True):
     oldest_locked_ms: int | None = None
     """Age of the oldest lock, under this leader."""
     oldest_holder: str | None = None
-    """Its holder."""
+    """Holder of the oldest lock."""
 
 
 class DescribeQueue(ToQueueLeader[DescribeQueueResponse], frozen=True):

@@ -186,7 +186,7 @@ class ListTransactions(ToTransactionCoordinator[ListTransactionsResponse], froze
     after: CheckedName = ""
     """Only ids after this one."""
     idle: bool = False
-    """Also the ids without a transaction in progress."""
+    """True: the ids without a transaction in progress, too."""
 
 
 class DescribeTransactionResponse(Response, frozen=True):

@@ -67,7 +67,7 @@ class RecoveredQuorum(NamedTuple):
     record_index: int
     voters_before: tuple[Voter, ...]
     topics: int
-    """Without rayq's own."""
+    """Number of topics without rayq's own."""
 
 
 def survivors(environment: Environment, path: str) -> list[Survivor]:

@@ -251,8 +251,9 @@ async def _check_alone(store: ObjectStore, cluster_id: str, mark: str) -> None:
 async def _check_still_there(
     store: ObjectStore, manifests: Mapping[int, Manifest], name: str
 ) -> None:
-    """Whoever had these objects may have deleted some after they were looked at. From the creation
-    of the topic on nobody does, so that what is there now stays. Raises RemoteMissingError."""
+    """Checks that all objects are still there. The former owner may have deleted some after they
+    were looked at. From the creation of the topic on nobody does, so what is there now stays.
+    Raises RemoteMissingError."""
     for number, manifest in manifests.items():
         try:
             await _check_objects(store, manifest)

@@ -203,7 +203,7 @@ class QueueLeader:
         self.open: QueuePartition | None = None
         """The open queue; None while the state is being loaded."""
         self.metrics: QueueMetrics | None = None
-        """Its figures."""
+        """The figures of the open queue."""
         self._ready = Signal()
         self._failure: str | None = None
         self._was_full = False

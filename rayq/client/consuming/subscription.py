@@ -70,7 +70,7 @@ class Fetched(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
         large_bytes = sum(len(value) for value in self.large.values() if isinstance(value, bytes))
         return len(self.payload) + large_bytes
 

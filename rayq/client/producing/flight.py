@@ -65,7 +65,7 @@ class InFlightBatch:
     batch: ProducerBatch
     deadline: float
     serial: int
-    """Its place in the order of the partition."""
+    """Place in the order of the partition."""
     payload: bytearray | None = None
     """The encoded batch; None until `Flight.packed`."""
     numbers: Numbers | None = None

@@ -105,7 +105,7 @@ class EpochStarted(MetadataRecord, frozen=True):
 
 
 class VotersChanged(MetadataRecord, frozen=True):
-    """There is one voter more or one fewer (at the cluster's formatting all come at once)."""
+    """A set of voters with one more or one fewer (at the cluster's formatting all come at once)."""
 
     voters: tuple[Voter, ...]
     clean: bool = True

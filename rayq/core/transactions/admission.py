@@ -25,7 +25,7 @@ class Step(Enum):
     """The next step before a batch is appended."""
 
     APPEND = auto()
-    """It can be appended."""
+    """The batch can be appended."""
     JOIN = auto()
     """The coordinator must know that the partition takes part."""
     WAIT = auto()

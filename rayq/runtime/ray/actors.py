@@ -167,7 +167,8 @@ class ObjectServerActor:
         self._end()
 
     def _end(self) -> None:
-        """To Ray this end is intended. The broker starts another one if it wants one."""
+        """Ends this actor in a way that Ray takes as intended. The broker starts another one if it
+        wants one."""
         ray.kill(ray.get_runtime_context().current_actor)
 
 

@@ -68,7 +68,7 @@ class Footer(msgspec.Struct, array_like=True, frozen=True):
     end_epoch: int
     """The leader epoch of the last batch."""
     data_bytes: int
-    """Without the footer."""
+    """Size without the footer."""
     first_append_ms: int
     last_append_ms: int
     newest_timestamp_ms: int

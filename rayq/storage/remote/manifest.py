@@ -35,7 +35,7 @@ from rayq.storage import checked_file
 PAGE_OBJECTS = 1024
 """The number of rows of a page."""
 ROOT_OBJECTS_MAX = 2 * PAGE_OBJECTS
-"""With more rows than this the oldest ones go to a page."""
+"""Maximum number of rows in the root: beyond that the oldest ones go to a page."""
 _ROW = struct.Struct("<QQIQIIIqqqI")
 _ROW_START = struct.Struct("<Q")
 _NEWEST = struct.Struct("<q")
@@ -55,7 +55,7 @@ class RemoteObject(NamedTuple):
     name: str
     object_bytes: int
     data_bytes: int
-    """Without its footer."""
+    """Size without the footer."""
     crc32c: int
     """The CRC of the whole object."""
     first_append_ms: int
