@@ -150,7 +150,7 @@ class Worker:
 
 
 def _break_connections() -> None:
-    """Whoever reads or writes them finds them closed by the other side."""
+    """Breaks connections: their readers and writers find them closed by the other side."""
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             copy = os.dup(int(descriptor))

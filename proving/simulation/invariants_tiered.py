@@ -316,7 +316,8 @@ class TieredInvariants:
             self._check_derived(where, history, manifest)
 
     def _check_derived(self, where: str, history: _History, manifest: Manifest) -> None:
-        """Whoever restarts its log from the manifest goes by this."""
+        """Checks the derived state, by which a replica goes that restarts its log from the
+        manifest."""
         if history.derived.end > manifest.end:
             history.derived, history.derived_from = Derived(), 0
         for header in history.headers[history.derived_from :]:

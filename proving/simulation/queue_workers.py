@@ -42,7 +42,7 @@ class QueuePlan(NamedTuple):
     is_loose: bool = False
 
     def noted_as(self, queue_id: str) -> str:
-        """Its name in the history. A loose one may be deleted and created again."""
+        """Name in the history. A loose queue may be deleted and created again."""
         return f"{self.name} {queue_id}" if self.is_loose else self.name
 
 

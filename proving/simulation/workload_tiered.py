@@ -372,8 +372,8 @@ class TieredWorkload(RemoteStorage, Operators):
 
     @contextlib.contextmanager
     def _watching(self, name: str) -> Iterator[None]:
-        """Whoever could not answer in time does not matter. What must not be said is that records
-        are gone, since all are kept."""
+        """Notes errors that say that records are gone, since all are kept. An answer that did not
+        come in time does not matter."""
         try:
             yield
         except (RemoteMissingError, OffsetOutOfRangeError) as error:

@@ -11,7 +11,8 @@ from tests.local.test_pages import PAGES, ROOT
 OLD = re.compile(r"\b(anew|for\s+ever)\b")
 """Say "again", "forever"."""
 QUESTION = re.compile(
-    r"(What|Which|How|Where|Whether|Who|Whom|Of|So|From|As|When|Since|Until)\b"
+    r"(What|Whatever|Which|How|Where|Whether|Who|Whom|Of|So|From|As|When|Since|Until"
+    r"|Also|Else|It|Its|There|They|To)\b"
 )
 """No noun phrase and no verb."""
 
