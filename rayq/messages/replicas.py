@@ -213,7 +213,11 @@ class ReplicaHostHeartbeatResponse(Response, frozen=True):
 
 
 class ReplicaHostHeartbeat(ToBroker[ReplicaHostHeartbeatResponse], frozen=True):
-    """The broker answers after `wait_ms`, or at once when an assignment, or the access, changes."""
+    """The broker answers after `wait_ms`, or at once when an assignment, or the access, changes.
+
+    A heartbeat whose `wait_ms` is not 0 leaves only after the answers to all before it were acted
+    on, or given up. One with 0 may report something while the broker holds another.
+    """
 
     api: ClassVar[int] = 51
     ends_with_connection: ClassVar[bool] = True

@@ -54,10 +54,18 @@ class ReplicaProcess:
     let_go: set[TopicIdPartition] = field(default_factory=set)
     """Partitions that it was told to close. It never hosts these again: its incarnation stands for
     a log whose directory may be gone since."""
+    told_to_open: set[TopicIdPartition] = field(default_factory=set)
+    """Partitions that it was told to open after it had sent its last report: it may have them."""
+    told_to_close: set[TopicIdPartition] = field(default_factory=set)
+    """Partitions that it was told to close and still has: a thread of it works on the directory."""
     remote_backlog_bytes: int = 0
     """Bytes on its disk that wait to be uploaded to the object store."""
     heard_s: float = 0.0
     changed: Signal = field(default_factory=Signal)
+
+    def may_have(self, key: TopicIdPartition) -> bool:
+        """Returns whether the process may have the partition now, or get it any moment."""
+        return key in self.statuses or key in self.told_to_open
 
     def forget_deleted(self, topics: Container[str]) -> list[str]:
         """Forgets the partitions it let go of topics that are no longer among `topics`: their ids
@@ -274,6 +282,8 @@ class ReplicaProcesses:
         host.session += 1
         host.endpoint = (request.host, request.port)
         host.let_go.update(request.let_go)
+        host.told_to_open.clear()
+        host.told_to_close.clear()
         return host
 
     # --- watching ---------------------------------------------------------------------------

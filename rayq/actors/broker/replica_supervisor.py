@@ -155,7 +155,7 @@ class ReplicaSupervisor:
         try:
             unplaced = self._remove_unplaced(keys)
             self._tidy(now_s)
-            missing = await self._start_missing(keys)
+            missing = await self._start_missing(keys, unplaced)
             told = await self._report(keys)
             await self._start_damaged_again()
             left = {*unplaced, *missing, *told}
@@ -254,6 +254,10 @@ class ReplicaSupervisor:
             is_new = self._note(host, request.replicas, request.closed)
         if is_new:
             self.wake()
+        # One that is held leaves after the answers to all before it were acted on, or given up.
+        is_held = request.wait_ms > 0
+        if is_held:
+            host.told_to_open.clear()
         self._hosts.note_remote_backlog(host, request.remote_backlog_bytes)
         known = set(host.statuses)
         deadline_s = self._environment.clock.monotonic() + request.wait_ms / 1000
@@ -265,6 +269,7 @@ class ReplicaSupervisor:
             assignments: list[messages.PartitionAssignment] = []
             removed: list[TopicIdPartition] = []
             deleted: list[str] = []
+            is_removal_new = False
             access: messages.AccessNews | None = None
             if version >= request.version:
                 mine = host.keys | known
@@ -277,6 +282,7 @@ class ReplicaSupervisor:
                         if key in known:
                             removed.append(key)
                             host.let_go.add(key)
+                            is_removal_new |= key not in host.told_to_close
                     elif is_new:
                         assignments.append(self._placed.assignment(key[1], *placed))
                 deleted = host.forget_deleted(self._metadata.state.topics)
@@ -284,13 +290,18 @@ class ReplicaSupervisor:
             remaining_s = deadline_s - self._environment.clock.monotonic()
             has_access = access is not None and access.records is not None
             quotas = self._division.news(request.incarnation, self._hosts.count)
-            has_news = bool(assignments or removed or deleted or has_access or is_new_share)
+            has_news = bool(
+                assignments or is_removal_new or deleted or has_access or is_new_share
+            )
             if has_news or remaining_s <= 0:
                 break
             await host.changed.wait(remaining_s)
             # Shares change with each report: those that the controller has just given count.
             is_new_share = self._division.news(request.incarnation, self._hosts.count) != quotas
         host.heard_s = self._listening.now_s()
+        host.told_to_open.update((each.topic_id, each.partition) for each in assignments)
+        if is_held:
+            host.told_to_close.update(host.statuses.keys() & removed)
         if self._metadata.trouble is not None:
             raise StorageError(
                 f"Broker {self._broker} cannot follow the metadata: {self._metadata.trouble}"
@@ -324,6 +335,7 @@ class ReplicaSupervisor:
         host.heard_s = self._listening.now_s()
         gone = sorted(key for key in closed if host.statuses.pop(key, None) is not None)
         if gone:
+            host.told_to_close.difference_update(gone)
             self._look_at(gone)
             self._tidy_soon()
         is_new = bool(gone)
@@ -346,9 +358,11 @@ class ReplicaSupervisor:
 
     # --- metadata against processes ---------------------------------------------------------
 
-    async def _start_missing(self, keys: Sequence[TopicIdPartition]) -> list[TopicIdPartition]:
+    async def _start_missing(
+        self, keys: Sequence[TopicIdPartition], unplaced: Sequence[TopicIdPartition]
+    ) -> list[TopicIdPartition]:
         """Starts those of the replicas that are missing, as far as they may be started now. Returns
-        those that were missing."""
+        those that were missing. Processes may still have the replicas in `unplaced`."""
         startable: dict[TopicIdPartition, str] = {}
         now_s = self._environment.clock.monotonic()
         nodes = {
@@ -358,8 +372,16 @@ class ReplicaSupervisor:
         }
         neighbours = sum(node == nodes.get(self._broker) for node in nodes.values())
         starts_max = max(1, STARTS_AT_ONCE_PER_NODE // max(1, neighbours))
+        # A process may yet make the directory of a deleted topic's partition, and that topic may
+        # have had the name of one that is to be started.
+        topics = self._metadata.state.topics
+        ending = {number for topic_id, number in unplaced if topic_id not in topics}
         missing = [key for key in keys if self._is_missing(key)]
-        due = [key for key in missing if self._hosts.may_start(key, now_s)]
+        due = [
+            key
+            for key in missing
+            if key[1] not in ending and self._hosts.may_start(key, now_s)
+        ]
         for first in range(0, len(due), LOOKED_AT_ONCE_MAX):
             users = await self._users_of(due[first : first + LOOKED_AT_ONCE_MAX])
             for key, user in users.items():
@@ -430,18 +452,18 @@ class ReplicaSupervisor:
 
     def _remove_unplaced(self, keys: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
         """Lets go of those of the replicas whose topics were deleted, or that were moved away.
-        Returns those that processes still have."""
+        Returns those that processes may still have."""
         unplaced: list[TopicIdPartition] = []
         for key in keys:
             is_placed = self._placed.find(key) is not None
             for host in self._hosts.hosting(key):
                 if is_placed and key not in host.let_go:
                     continue
-                unplaced.append(key)
-                if key not in host.statuses:
-                    self._hosts.take_away(host, key)
-                else:
+                if host.may_have(key):
+                    unplaced.append(key)
                     host.changed.notify()
+                else:
+                    self._hosts.take_away(host, key)
         for host in self._hosts:
             if not host.keys and host.process is not None:
                 host.process.kill()

@@ -143,6 +143,10 @@ class ReplicaHost:
         self._host = host
         self._replicas: dict[TopicIdPartition, Replica] = {}
         self._openers = asyncio.Semaphore(OPENED_AT_ONCE_MAX)
+        self._opening: dict[TopicIdPartition, Replica] = {}
+        """Replicas that are being opened, even if they were closed meanwhile: a thread may be about
+        to make the directory. The broker hears of the end of a replica after that, so that it finds
+        the directory if there is one."""
         self._let_go: set[TopicIdPartition] = set()
         """The partitions that the broker told it to close: their directories may be removed and
         created again, and this incarnation stands for the earlier contents."""
@@ -316,7 +320,9 @@ class ReplicaHost:
         return self._config.session_timeout_ms / 1000
 
     def _statuses(self) -> dict[TopicIdPartition, messages.ReplicaStatus]:
-        return {key: replica.status() for key, replica in self._replicas.items()}
+        return {
+            key: replica.status() for key, replica in (self._opening | self._replicas).items()
+        }
 
     # --- replicas ---------------------------------------------------------------------------
 
@@ -369,12 +375,18 @@ class ReplicaHost:
                 async with self._openers:
                     if self._replicas.get(key) is not replica:
                         return  # The topic was deleted meanwhile, or the replica moved away.
-                    directory = await self._locked_directory(replica.assignment)
-                    if self._replicas.get(key) is not replica:
-                        directory.close()
-                        return
-                    await replica.open(directory)
-                    is_open = True
+                    self._opening[key] = replica
+                    try:
+                        directory = await self._locked_directory(replica.assignment)
+                        if self._replicas.get(key) is not replica:
+                            directory.close()
+                            return
+                        await replica.open(directory)
+                        is_open = True
+                    finally:
+                        del self._opening[key]
+                        if key not in self._replicas:
+                            self._urgent.notify()
             except DirectoryInUseError as error:
                 # The previous process holds it, which the broker has killed or is about to kill.
                 logger.info("%s", error)
