@@ -25,7 +25,7 @@ from proving.simulation.server_view import (
 )
 from proving.simulation.world import Host
 from rayq.actors.queues.leader import QueueLeader
-from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.remote.leader_remote import LeaderRemote
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica import Replica
@@ -126,7 +126,7 @@ def queues_with_moves(cluster: SimulatedCluster) -> list[Process]:
 
 
 def _queues(
-    cluster: SimulatedCluster, holds: Callable[[QueueLeader, QueuePartition], bool]
+    cluster: SimulatedCluster, holds: Callable[[QueueLeader, OpenQueue], bool]
 ) -> list[Process]:
     return [
         process

@@ -17,7 +17,7 @@ from proving.simulation.owner import OPEN
 from proving.simulation.process import Process
 from proving.simulation.server_view import can_hear, holders_of
 from rayq.actors.queues.leader import QueueLeader
-from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.waiting import LockOwners
 from rayq.wire.peer import Peer
 
@@ -41,14 +41,14 @@ class GoneHolders:
         """The connections that have named each holder, of each leader."""
         self._ended_s: dict[asyncio.Future[None], float] = {}
         """The time at which a leader heard that a connection had ended."""
-        self._waits_s: dict[tuple[QueuePartition, str], float] = {}
+        self._waits_s: dict[tuple[OpenQueue, str], float] = {}
         """Time since which an opening that could act has had locks of a holder that is gone."""
         self._looked_s = 0.0
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
         """Notes who is heard and whose locks are freed, for the length of a `with` block."""
-        heard, free_holders = LockOwners.heard, QueuePartition.free_holders
+        heard, free_holders = LockOwners.heard, OpenQueue.free_holders
         closed = vars(LockOwners)["_closed"]
 
         def note_heard(holders: LockOwners, holder: str, peer: Peer) -> None:
@@ -61,7 +61,7 @@ class GoneHolders:
             self._ended_s[connection] = asyncio.get_running_loop().time()
             closed(holders, connection)
 
-        def judge_freed(opened: QueuePartition, holders: Set[str]) -> None:
+        def judge_freed(opened: OpenQueue, holders: Set[str]) -> None:
             for holder in sorted(_with_locks(opened) & holders):
                 self._judge_freed(opened, holder)
             free_holders(opened, holders)
@@ -69,14 +69,14 @@ class GoneHolders:
         with (
             mock.patch.object(LockOwners, "heard", note_heard),
             mock.patch.object(LockOwners, "_closed", note_closed),
-            mock.patch.object(QueuePartition, "free_holders", judge_freed),
+            mock.patch.object(OpenQueue, "free_holders", judge_freed),
         ):
             yield
 
     def look(self, leaders: Iterable[tuple[Process, QueueLeader]]) -> None:
         """Looks at the leaders of all processes that live."""
         now_s = self._looked_s = asyncio.get_running_loop().time()
-        waits_s: dict[tuple[QueuePartition, str], float] = {}
+        waits_s: dict[tuple[OpenQueue, str], float] = {}
         for process, leader in leaders:
             named, opened = self._connections.get(leader.owners, {}), leader.open
             if opened is None or process.gate != OPEN or not can_hear(leader):
@@ -104,7 +104,7 @@ class GoneHolders:
             return None
         return max(self._ended_s.get(connection, now_s) for connection in connections)
 
-    def _judge_freed(self, opened: QueuePartition, holder: str) -> None:
+    def _judge_freed(self, opened: OpenQueue, holder: str) -> None:
         now_s = asyncio.get_running_loop().time()
         named = self._connections.get(holders_of(opened), {})
         if holder not in named or now_s - self._looked_s > 2 * LOOK_S:
@@ -120,6 +120,6 @@ class GoneHolders:
             )
 
 
-def _with_locks(opened: QueuePartition) -> set[str]:
+def _with_locks(opened: OpenQueue) -> set[str]:
     """The holders that have locks."""
     return {holder for block in opened.state.offsets.blocks.values() for holder in block.holders}

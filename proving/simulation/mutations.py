@@ -279,7 +279,7 @@ def waiters_outlive_the_epoch() -> list[Patch]:
     end = Leader.end
 
     def mutated(self: Any, reason: str) -> None:
-        self._delayed.reached(EVERYTHING)
+        self._awaiting_commit.reached(EVERYTHING)
         end(self, reason)
 
     return [(Leader, "end", mutated)]

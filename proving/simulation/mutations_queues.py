@@ -11,7 +11,7 @@ from proving.simulation.planting import plants
 from rayq.actors.queues import scanner, waiting
 from rayq.actors.queues.leader import QueueLeader
 from rayq.actors.queues.numbered_moves import MoveTargets, NumberedMoves
-from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.persister import GroupCommit
 from rayq.actors.queues.scanner import LogScanner
 from rayq.actors.queues.state_coordinator import QueueStateCoordinator
@@ -38,7 +38,7 @@ def take_answered_early() -> list[Patch]:
         self.commits.kept()
         take.finish(answer)
 
-    return [(QueuePartition, "_answer", mutated)]
+    return [(OpenQueue, "_answer", mutated)]
 
 
 @plants("49", "what a consumer has locked and not begun is a delivery", QUEUES)
@@ -53,7 +53,7 @@ def surplus_kept() -> list[Patch]:
 
 @plants("48", "a settlement is answered before it is kept", QUEUES)
 def ack_answered_early() -> list[Patch]:
-    settle = QueuePartition.settle
+    settle = OpenQueue.settle
 
     def mutated(self: Any, request: Any) -> Any:
         commits = self.commits
@@ -63,7 +63,7 @@ def ack_answered_early() -> list[Patch]:
         finally:
             self.commits = commits
 
-    return [(QueuePartition, "settle", mutated)]
+    return [(OpenQueue, "settle", mutated)]
 
 
 class _Early:
@@ -129,14 +129,14 @@ def late_ack_accepted() -> list[Patch]:
 
 @plants("50", "locks run out by the wall clock", QUEUES)
 def locks_by_wall_clock() -> list[Patch]:
-    init = QueuePartition.__init__
+    init = OpenQueue.__init__
 
     def mutated(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         self._clock = _WallClock(self._clock)
         self._scanner._clock = self._clock
 
-    return [(QueuePartition, "__init__", mutated)]
+    return [(OpenQueue, "__init__", mutated)]
 
 
 class _WallClock:
@@ -154,13 +154,13 @@ class _WallClock:
 
 @plants("50", "delays end by a wall clock that may have leapt", QUEUES)
 def delays_by_a_leaping_clock() -> list[Patch]:
-    init = QueuePartition.__init__
+    init = OpenQueue.__init__
 
     def mutated(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
         self._clock_watch = _LeapingWatch(self._clock)
 
-    return [(QueuePartition, "__init__", mutated)]
+    return [(OpenQueue, "__init__", mutated)]
 
 
 class _LeapingWatch:

@@ -13,9 +13,9 @@ from proving.simulation.queue_workers import HOLD_MAX, HOLD_SHARE, QueuePlan
 from proving.simulation.server_view import batch_of
 from rayq.client.client import Client
 from rayq.client.producing.producer import AsyncProducer
+from rayq.client.queues.partition_client import ResolvedQueue
 from rayq.client.queues.queue import AsyncQueue
 from rayq.client.queues.queue_core import QueueCore
-from rayq.client.queues.queue_partition import ResolvedQueue
 from rayq.client.queues.task import HandedOut, QueueTask, lock_count
 from rayq.config import ProducerConfig
 from rayq.errors import LockLostError, RayqError, TimeoutError, UnknownQueueError

@@ -18,7 +18,7 @@ from rayq.actors.hosting import ReplicaHostSpec
 from rayq.actors.metadata.metadata_keeper import MetadataKeeper
 from rayq.actors.metadata.quorum import Entry, Quorum
 from rayq.actors.queues.leader import QueueLeader
-from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.open_queue import OpenQueue
 from rayq.actors.queues.persister import GroupCommit
 from rayq.actors.queues.waiting import LockOwners
 from rayq.actors.remote.leader_remote import LeaderRemote
@@ -245,7 +245,7 @@ def can_hear(leader: QueueLeader) -> bool:
     return leader._can_hear()
 
 
-def holders_of(opened: QueuePartition) -> LockOwners:
+def holders_of(opened: OpenQueue) -> LockOwners:
     return opened._owners
 
 

@@ -236,14 +236,14 @@ def _follower_flushed(
 
 @_around(Leader, "committed")
 def _leader_committed(self: Leader, assignment: object) -> Generator[None, Any, None]:
-    waiting = len(self._delayed._waiters)
+    waiting = len(self._awaiting_commit._waiters)
     yield
     _note("isr-below-min-waiters", waiting > 0 and self.state.is_under_min_isr)
 
 
 @_around(Leader, "end")
 def _leader_end(self: Leader, reason: str) -> Generator[None, Any, None]:
-    _note("deposed-with-waiters", bool(self._delayed._waiters))
+    _note("deposed-with-waiters", bool(self._awaiting_commit._waiters))
     yield
 
 

@@ -13,8 +13,8 @@ from rayq.client.admin.queues import queue_name
 from rayq.client.admin.restart import check_may_stop, restart_broker
 from rayq.client.arguments import topic_name, whole_number
 from rayq.client.background import background_loop
-from rayq.client.client_factory import ClientFactory
 from rayq.client.cluster_access import ClusterAccess
+from rayq.client.cluster_methods import ClusterMethods
 from rayq.client.consumer_pool import ConsumerPool, Handler, PoolControl, PoolSpec, check_handler
 from rayq.client.group_positions import check_group
 from rayq.client.queues.arguments import PREFETCH, PREFETCH_MAX, whole_between
@@ -80,7 +80,7 @@ class Lifecycle(PoolRuntime, Protocol):
         ...
 
 
-class Cluster(ClientFactory):
+class Cluster(ClusterMethods):
     """A handle on one cluster. Cheap to make: it connects at first use.
 
     Pickle it to use the cluster in other processes, such as Ray tasks: the unpickled object

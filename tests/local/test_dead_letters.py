@@ -12,7 +12,7 @@ import pytest
 
 from rayq.actors.queues.moves import QueueMoves
 from rayq.client.admin.dead_letters import Aim, DeadLetter, DeadLetters, Filter, Progress
-from rayq.core.queues.moves import Dying
+from rayq.core.queues.moves import FailedRecord
 from rayq.errors import UnknownQueueError
 from rayq.testing import LocalCluster
 from tests.local.cli_support import Command
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def queue() -> str:
-    return f"dying-{next(_numbers)}"
+    return f"failed-{next(_numbers)}"
 
 
 class Operator:
@@ -127,14 +127,14 @@ def test_a_record_that_dies_again_has_the_headers_of_its_last_death_only(
 def test_a_bug_in_a_move_costs_one_opening_and_no_dead_letter(
     cluster: LocalCluster, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bury, failures = QueueMoves._bury, [KeyError("planted")]
+    bury, failures = QueueMoves._move_to_dead_letters, [KeyError("planted")]
 
-    async def fails_once(self: QueueMoves, dying: list[Dying]) -> None:
+    async def fails_once(self: QueueMoves, failed: list[FailedRecord]) -> None:
         if failures:
             raise failures.pop()
-        await bury(self, dying)
+        await bury(self, failed)
 
-    monkeypatch.setattr(QueueMoves, "_bury", fails_once)
+    monkeypatch.setattr(QueueMoves, "_move_to_dead_letters", fails_once)
     operator = rejected(cluster, queue, [b"v"])
     eventually(lambda: len(operator.listed()) == 1, "it is a dead letter")
     assert not failures

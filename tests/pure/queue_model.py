@@ -33,7 +33,7 @@ class QueueModel:
     state_epoch: int = 0
     dead: int = 0
     records: dict[int, Record] = field(default_factory=dict)
-    dying: dict[int, tuple[int, str, str]] = field(default_factory=dict)
+    failed: dict[int, tuple[int, str, str]] = field(default_factory=dict)
     """`(count, reason, error)`"""
 
     # --- what follows from the records ---
@@ -235,7 +235,7 @@ class QueueModel:
             self.dead += 1
         else:
             record.state = "moving"
-            self.dying[offset] = (record.count - record.excused, reason, error)
+            self.failed[offset] = (record.count - record.excused, reason, error)
 
     def free(self, offset: int) -> None:
         record = self.records[offset]
@@ -292,7 +292,7 @@ class QueueModel:
     def cut(self, offset: int) -> None:
         self.state_epoch += 1
         self.records = {one: replace(of) for one, of in self.records.items() if one < offset}
-        self.dying = {one: of for one, of in self.dying.items() if one < offset}
+        self.failed = {one: of for one, of in self.failed.items() if one < offset}
         self.learned = offset
         self.first = min(self.first, offset)
         for _offset, record in self.unsettled():
@@ -303,7 +303,7 @@ class QueueModel:
     def advance_start(self, offset: int) -> int:
         gone = [one for one, _record in self.unsettled() if one < offset]
         self.records = {one: of for one, of in self.records.items() if one >= offset}
-        self.dying = {one: of for one, of in self.dying.items() if one >= offset}
+        self.failed = {one: of for one, of in self.failed.items() if one >= offset}
         self.first = max(self.first, offset)
         self.learned = max(self.learned, offset)
         return len(gone)

@@ -19,7 +19,7 @@ def test_a_tick_has_come_once_it_is_over_and_a_wait_ends_no_sooner_than_asked(
 ) -> None:
     times = LockTimes()
     times.prolong(prolonged_s)
-    assert times.tick(now_s) == tick
+    assert times.tick_at(now_s) == tick
     assert times.tick_after(now_s, 1) == after_a_second
 
 

@@ -11,18 +11,18 @@ from rayq.core.queues.moved_records import (
     source_of,
     target_partition,
 )
-from rayq.core.queues.moves import Dying
+from rayq.core.queues.moves import FailedRecord
 
 OWN = [("a", b"1"), ("rayq.other", b"2"), ("a", b"3")]
 
 
 def test_a_dead_letter_says_where_it_was_and_why_and_keeps_its_own_headers() -> None:
-    plain = dead_letter_headers("t", 3, Dying(7, 2, "deliveries", ""), OWN)
+    plain = dead_letter_headers("t", 3, FailedRecord(7, 2, "deliveries", ""), OWN)
     assert plain == [
         *OWN, ("rayq.source", b"t/3/7"), ("rayq.reason", b"deliveries"), ("rayq.count", b"2"),
     ]
     # It fails once more as a dead letter: what it says of itself is only said once.
-    again = dead_letter_headers("t.dead", 0, Dying(1, 4, "rejected", "b\udc80d", True), plain)
+    again = dead_letter_headers("t.dead", 0, FailedRecord(1, 4, "rejected", "b\udc80d", True), plain)
     assert again[:3] == OWN and len({name for name, _ in again[3:]}) == len(again[3:])
     assert dict(again[3:]) == {
         "rayq.source": b"t.dead/0/1", "rayq.reason": b"rejected", "rayq.count": b"4",
@@ -62,7 +62,7 @@ def test_of_several_headers_of_a_name_the_last_counts() -> None:
 def test_a_record_that_goes_back_says_nothing_of_its_death(name: str) -> None:
     dead = [OWN[0], (name, b"1"), *OWN[1:], (name, b"2")]
     assert own_headers(dead) == OWN
-    letter = dead_letter_headers("t", 3, Dying(7, 2, "deliveries", ""), dead)
+    letter = dead_letter_headers("t", 3, FailedRecord(7, 2, "deliveries", ""), dead)
     assert letter[:3] == OWN and [one for one, _value in letter[3:]] == [
         "rayq.source", "rayq.reason", "rayq.count",
     ]

@@ -10,9 +10,9 @@ import pytest
 from rayq.core.large.holds import LargeHolds
 from rayq.core.queues import offset_states
 from rayq.core.queues.block import ALL, Block
-from rayq.core.queues.moves import Dying, Move, Outcome
+from rayq.core.queues.moves import FailedRecord, Move, Outcome
 from rayq.core.queues.queue_states import KeptRecord
-from rayq.core.queues.records import block_record, dying_record, head_record, move_record
+from rayq.core.queues.records import block_record, failed_record, head_record, move_record
 from rayq.core.queues.state import Counts, QueueState
 from rayq.core.queues.unsettled import Unsettled
 from rayq.errors import CorruptBatchError
@@ -27,7 +27,7 @@ BEYOND = (1302, 1536, 5000)
 
 
 def move_of(
-    move_id: int, records: Iterable[Dying], outcome: Outcome = "done"
+    move_id: int, records: Iterable[FailedRecord], outcome: Outcome = "done"
 ) -> Move:
     return Move(move_id, outcome, "T", 0, 7, move_id, 50, 3, 99, tuple(records))
 
@@ -46,10 +46,10 @@ def busy() -> tuple[QueueState, Keeper]:
     assert not state.nack("a", 0, [(10, 12, 1, 5_000)], now_ms=0, now_s=0)
     assert not state.nack("b", 0, [(520, 520, 1, 9_000)], now_ms=0, now_s=0)
     assert not state.reject("a", 0, [(20, 1, "bad"), (21, 1, "worse")], now_ms=0, now_s=0)
-    state.moves.begin(move_of(1, [Dying(20, 1, "rejected", "bad")], "dead"))
+    state.moves.begin(move_of(1, [FailedRecord(20, 1, "rejected", "bad")], "dead"))
     assert not state.reject("b", 0, [(530, 1, "bad")], now_ms=0, now_s=0)
     assert state.moves.claim([11, 700, 701, 702]) == ([11, 700, 701, 702], [], [])
-    state.moves.begin(move_of(2, [Dying(702, 0, "", "")]))
+    state.moves.begin(move_of(2, [FailedRecord(702, 0, "", "")]))
     return state, keeper
 
 
@@ -99,7 +99,7 @@ def drain(state: QueueState, keeper: Keeper) -> None:
 
 
 def numbers(keeper: Keeper, kind: bytes) -> set[int]:
-    """Of which blocks, dying records or moves something is kept."""
+    """Of which blocks, failed records or moves something is kept."""
     return {int.from_bytes(key[-8:]) for key in keeper.records if key[:-8] == kind}
 
 
@@ -163,7 +163,7 @@ def test_a_listing_has_the_states_that_were_asked_for_page_by_page(states: tuple
 def test_retention_takes_what_is_below_and_nothing_else(edge: int) -> None:
     state, keeper = busy()
     keeper.write(state.changes())
-    page, dying, moves = listed(state), state.moves.to_move(9), state.moves.all()
+    page, failed, moves = listed(state), state.moves.to_move(9), state.moves.all()
     left = [one for one in page if one.offset >= edge]
     gone = len(page) - len(left)
     assert state.advance_start(edge) == state.expired == gone
@@ -172,7 +172,7 @@ def test_retention_takes_what_is_below_and_nothing_else(edge: int) -> None:
     start = min((one.offset for one in left), default=learned)
     check(state, left, start, learned)
     assert state.is_changed == (edge > 5) and state.dead == 0
-    assert state.moves.to_move(9) == [one for one in dying if one.offset >= edge]
+    assert state.moves.to_move(9) == [one for one in failed if one.offset >= edge]
     assert state.moves.all() == moves, "their batches may be in the target already"
     assert state.advance_start(edge) == 0 and state.expired == gone
     check_kept(state, keeper)
@@ -236,7 +236,7 @@ def test_a_purge_settles_what_nobody_has_below_and_nothing_else(edge: int) -> No
 def test_what_a_log_lost_is_learned_again_from_there_on(edge: int) -> None:
     state, keeper = busy()
     state = again(state, keeper)
-    page, dying = unclaimed(listed(state)), state.moves.to_move(9)
+    page, failed = unclaimed(listed(state)), state.moves.to_move(9)
     state.cut(edge, 4)
     left = [
         Unsettled(one.offset, "ready", one.count, None, None) if one.state == "locked" else one
@@ -246,7 +246,7 @@ def test_what_a_log_lost_is_learned_again_from_there_on(edge: int) -> None:
     start = min(edge, 5)
     check(state, left, start, edge)
     assert state.is_changed and state.state_epoch == 4 and (state.expired, state.dead) == (0, 0)
-    assert state.moves.to_move(9) == [one for one in dying if one.offset < edge]
+    assert state.moves.to_move(9) == [one for one in failed if one.offset < edge]
     moved = {one.move_id: [of.offset for of in one.records] for one in state.moves.all()}
     assert moved == {move_id: [at] for move_id, at in ((1, 20), (2, 702)) if at < edge}
     check_kept(state, keeper)
@@ -317,11 +317,11 @@ def test_only_what_changed_is_kept_the_head_first() -> None:
     state.moves.claim([590, 591])
     assert not state.is_changed and state.changes() == []
     state.moves.begin(move_of(9, state.moves.to_move(1), "dead"))
-    state.moves.begin(move_of(8, [Dying(590, 0, "", "")]))
+    state.moves.begin(move_of(8, [FailedRecord(590, 0, "", "")]))
     assert state.is_changed
     changes = state.changes()
     assert keys_of(changes) == ["-dying 280", "move 8", "move 9", "block 2"]
-    assert changes[1] == move_record(8, move_of(8, [Dying(590, 0, "", "")]))
+    assert changes[1] == move_record(8, move_of(8, [FailedRecord(590, 0, "", "")]))
     state.moves.release(9)
     assert keys_of(state.changes()) == ["dying 280", "-move 9"]
     state.moves.release(8)
@@ -432,12 +432,12 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     state, keeper = opened(ready=1)
     state.take("a", 1, now_s=0)
     [(_key, locked)] = [one for one in state.changes() if one[0] != b"head"]
-    dying = Dying(0, 1, "rejected", "bad")
+    failed = FailedRecord(0, 1, "rejected", "bad")
     # The locked record is the first of its block: the start lies behind it.
     records = [head_record(0, 300, 1300, [], [(2, 2)], None)]
     records += [(block_record(number, None)[0], locked) for number in (0, 1, 2, 6, 900)]
-    records += [dying_record(one, dying) for one in (299, 1300, 5000)]
-    records += [dying_record(one, msgspec.structs.replace(dying, offset=one)) for one in (300, 1299)]
+    records += [failed_record(one, failed) for one in (299, 1300, 5000)]
+    records += [failed_record(one, msgspec.structs.replace(failed, offset=one)) for one in (300, 1299)]
     keeper.write(records)
     later = opened_at(state, keeper)
     assert [one.offset for one in later.moves.to_move(9)] == [300, 1299]
@@ -529,7 +529,7 @@ def test_claimed_records_come_back_as_what_they_were() -> None:
     drain(state, keeper)
 
 
-def test_discarded_records_are_done_and_only_dying_ones_count_as_dead() -> None:
+def test_discarded_records_are_done_and_only_failed_ones_count_as_dead() -> None:
     state, keeper = busy()
     page = listed(state)
     for offsets, is_changed, dead in (
@@ -555,15 +555,15 @@ def test_discarded_records_are_done_and_only_dying_ones_count_as_dead() -> None:
 @pytest.mark.parametrize("ends", ["end", "release", "doubt"])
 def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) -> None:
     state, keeper = busy()
-    dying = state.moves.to_move(9)
-    records = dying if outcome == "dead" else [Dying(one, 1, "", "") for one in (11, 700)]
+    failed = state.moves.to_move(9)
+    records = failed if outcome == "dead" else [FailedRecord(one, 1, "", "") for one in (11, 700)]
     offsets = {one.offset for one in records}
     page = listed(state)
     move = move_of(5, records, outcome)
     state.moves.begin(move)
     check(state, page, 5, LEARNED)
     assert state.moves.all()[-1] == move
-    assert state.moves.to_move(9) == ([] if outcome == "dead" else dying)
+    assert state.moves.to_move(9) == ([] if outcome == "dead" else failed)
     state.moves.discard(offsets)
     check(state, page, 5, LEARNED)
     state.moves.unclaim(offsets)
@@ -588,9 +588,9 @@ def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) 
         ]
         assert state.dead == 0
     assert state.is_changed
-    waiting = dying
+    waiting = failed
     if outcome == "dead" and ends != "release":
-        waiting = [msgspec.structs.replace(one, is_in_doubt=True) for one in dying]
+        waiting = [msgspec.structs.replace(one, is_in_doubt=True) for one in failed]
         waiting = waiting if ends == "doubt" else []
     for one in (state, again(state, keeper)):
         check(one, expected, 5, LEARNED)
@@ -609,7 +609,7 @@ def test_a_move_of_records_that_left_meanwhile_takes_nothing_back() -> None:
                 records = state.moves.to_move(9)
             else:
                 state.moves.claim([3, 300])
-                records = [Dying(one, 0, "", "") for one in (3, 300)]
+                records = [FailedRecord(one, 0, "", "") for one in (3, 300)]
             state.moves.begin(move_of(1, records, outcome))  # type: ignore[arg-type]
             state.advance_start(301)
             page = listed(state)
@@ -621,32 +621,32 @@ def test_a_move_of_records_that_left_meanwhile_takes_nothing_back() -> None:
 
 @pytest.mark.parametrize("outcome", ["dead", "done"])
 @pytest.mark.parametrize("ends", ["end", "release"])
-def test_a_move_takes_nothing_that_was_neither_claimed_nor_dying(
+def test_a_move_takes_nothing_that_was_neither_claimed_nor_failed(
     outcome: Outcome, ends: str
 ) -> None:
     state, keeper = busy()
-    page, dying = listed(state), state.moves.to_move(9)
-    state.moves.begin(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10, 600)], outcome))
+    page, failed = listed(state), state.moves.to_move(9)
+    state.moves.begin(move_of(5, [FailedRecord(one, 1, "", "") for one in (4, 5, 10, 600)], outcome))
     check(state, page, 5, LEARNED)
     (state.moves.end if ends == "end" else state.moves.release)(5)
     check(state, page, 5, LEARNED)
-    assert state.moves.to_move(9) == dying
+    assert state.moves.to_move(9) == failed
     drain(state, keeper)
     # Nor under the next leader.
     state, keeper = busy()
-    state.moves.begin(move_of(5, [Dying(one, 1, "", "") for one in (4, 5, 10)], outcome))
+    state.moves.begin(move_of(5, [FailedRecord(one, 1, "", "") for one in (4, 5, 10)], outcome))
     state = again(state, keeper)
     check(state, unclaimed(page), 5, LEARNED)
     (state.moves.end if ends == "end" else state.moves.release)(5)
     check(state, unclaimed(page), 5, LEARNED)
-    assert state.moves.to_move(9) == dying
+    assert state.moves.to_move(9) == failed
 
 
 def test_a_cut_leaves_a_move_those_records_that_are_what_they_were() -> None:
     for edge, left in ((3, None), (4, [3]), (300, [3]), (301, [3, 300]), (302, [3, 300, 301])):
         state, keeper = opened(ready=600)
         state.moves.claim([3, 300, 301])
-        records = [Dying(one, 0, "", "") for one in (3, 300, 301)]
+        records = [FailedRecord(one, 0, "", "") for one in (3, 300, 301)]
         state.moves.begin(move_of(1, records))
         state = again(state, keeper)
         state.cut(edge, 1)

@@ -9,22 +9,22 @@ import pytest
 
 from rayq.core.queues.block import Block
 from rayq.core.queues.delays import Delay
-from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.moves import FailedRecord, Move
 from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.queues.records import (
     HEAD,
     Head,
     block_record,
     decode,
-    dying_record,
+    failed_record,
     head_record,
     move_record,
 )
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
 
 A_HEAD = head_record(7, 300, 900, [(3, 200), (5, 800)], [(2, 2)], [(1, 2, 0), (4, 0, 5)])
-A_DYING = Dying(301, 4, "rejected", "why", is_in_doubt=True)
-A_MOVE = Move(9, "done", "T", 1, 50, 2, 70, None, 99, (A_DYING, Dying(302, 1, "deliveries", "")))
+A_FAILED_RECORD = FailedRecord(301, 4, "rejected", "why", is_in_doubt=True)
+A_MOVE = Move(9, "done", "T", 1, 50, 2, 70, None, 99, (A_FAILED_RECORD, FailedRecord(302, 1, "deliveries", "")))
 STATES = (
     "ready",
     "blocked",
@@ -63,8 +63,8 @@ def test_the_next_leader_reads_what_the_one_before_wrote() -> None:
         A_HEAD,
         block_record(1, a_block()),
         block_record(2**40, Block()),
-        dying_record(301, A_DYING),
-        dying_record(2**40, Dying(2**40, 1, "deliveries", "")),
+        failed_record(301, A_FAILED_RECORD),
+        failed_record(2**40, FailedRecord(2**40, 1, "deliveries", "")),
         move_record(9, A_MOVE),
     ]
     kept = decode(records)
@@ -72,7 +72,7 @@ def test_the_next_leader_reads_what_the_one_before_wrote() -> None:
     assert kept.head == Head(
         1, 7, 300, 900, [(3, 200), (5, 800)], [(2, 2)], holds=[(1, 2, 0), (4, 0, 5)]
     )
-    assert kept.dying == {301: A_DYING, 2**40: Dying(2**40, 1, "deliveries", "")}
+    assert kept.failed == {301: A_FAILED_RECORD, 2**40: FailedRecord(2**40, 1, "deliveries", "")}
     assert kept.moves == {9: A_MOVE}
     assert kept.blocks.keys() == {1, 2**40}
     assert told(kept.blocks[2**40]) == told(Block())
@@ -86,10 +86,10 @@ def test_the_next_leader_reads_what_the_one_before_wrote() -> None:
 
 
 def test_records_that_ended_are_none() -> None:
-    ended = [block_record(1, None), dying_record(301, None), move_record(9, None)]
+    ended = [block_record(1, None), failed_record(301, None), move_record(9, None)]
     assert [value for _key, value in ended] == [None] * 3
     kept = decode([*ended, A_HEAD, *ended])
-    assert kept is not None and (kept.blocks, kept.dying, kept.moves) == ({}, {}, {})
+    assert kept is not None and (kept.blocks, kept.failed, kept.moves) == ({}, {}, {})
     assert decode([]) is None
     assert decode([(HEAD, None), *ended, block_record(1, a_block())]) is None
 
@@ -100,7 +100,7 @@ def test_each_record_has_a_key_of_its_own() -> None:
     assert head_record(0, 0, 0, [], [], None)[0] == b"head"
     for kind, record in (
         (b"block", block_record(number, None)),
-        (b"dying", dying_record(number, None)),
+        (b"dying", failed_record(number, None)),
         (b"move", move_record(number, None)),
     ):
         assert record[0] == kind + bytes(6) + b"\x01\x02"
@@ -169,13 +169,13 @@ def test_the_first_and_the_last_offset_of_a_block_can_be_in_any_state() -> None:
 
 
 def test_bytes_that_no_queue_wrote_are_refused() -> None:
-    _key, dying = dying_record(1, A_DYING)
+    _key, failed = failed_record(1, A_FAILED_RECORD)
     _key, move = move_record(1, A_MOVE)
     for key in (b"", b"heads", b"other" + bytes(8), b"blocks" + bytes(8), b"mov" + bytes(8)):
-        for value in (dying, move):
+        for value in (failed, move):
             with pytest.raises(CorruptBatchError, match="no known kind"):
                 decode([A_HEAD, (key, value)])
-    for record in (A_HEAD, block_record(1, Block()), (b"dying" + bytes(8), dying),
+    for record in (A_HEAD, block_record(1, Block()), (b"dying" + bytes(8), failed),
                    (b"move" + bytes(8), move)):
         for value in (b"", b"\xc1", b"\x90", b"\x91\x01", b"\x92\x01\xa1\xff"):
             with pytest.raises(CorruptBatchError, match=r"record of __queue_state with key"):

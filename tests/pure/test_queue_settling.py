@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.moves import FailedRecord, Move
 from rayq.core.queues.state import DELAY_MS_MAX, QueueState
 from rayq.messages.secret_names import shown_part
 from tests.pure.test_queue_state import again, opened, opened_at
@@ -240,7 +240,7 @@ def test_a_delay_that_was_given_up_does_not_end_the_next_one() -> None:
     state.ack("a", 0, [(0, 299, 1), (301, 599, 1)])
     state.nack("a", 0, [(300, 300, 1, 5000)], now_ms=0, now_s=0)
     state.moves.claim([300])
-    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(300, 1, "", ""),)))
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (FailedRecord(300, 1, "", ""),)))
     state.moves.release(4)
     assert state.take("a", 1, now_s=1) == [(300, 300, 2)]
     assert state.due(now_ms=6000, now_s=6) == 0 and state.counts().locked == 1
@@ -267,10 +267,10 @@ def test_what_failed_for_good_says_how_often_it_was_given_out() -> None:
     back = "It was given back after delivery 2, the last one it has."
     silent = "Nobody settled delivery 2, the last one it has, in its time."
     assert state.moves.to_move(9) == [
-        Dying(0, 2, "deliveries", back), Dying(1, 2, "deliveries", back),
-        Dying(2, 2, "deliveries", silent), Dying(3, 2, "deliveries", silent),
+        FailedRecord(0, 2, "deliveries", back), FailedRecord(1, 2, "deliveries", back),
+        FailedRecord(2, 2, "deliveries", silent), FailedRecord(3, 2, "deliveries", silent),
     ]
-    assert state.moves.to_move(1) == [Dying(0, 2, "deliveries", back)] and state.dead == 0
+    assert state.moves.to_move(1) == [FailedRecord(0, 2, "deliveries", back)] and state.dead == 0
 
 
 @pytest.mark.parametrize("ends", ["expire", "free_holders"])

@@ -13,7 +13,7 @@ import pytest
 from rayq.config import QueueConfig
 from rayq.core.queues import move_state
 from rayq.core.queues.lock_times import LockTimes
-from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.moves import FailedRecord, Move
 from rayq.core.queues.queue_states import WRITE_BYTES_MAX, KeptRecord, pack
 from rayq.core.queues.state import LOCKS_MAX, QueueState
 from rayq.errors import CorruptBatchError, UnsupportedFormatError
@@ -234,14 +234,14 @@ class Pair:
         assert self.state.free_holders({holder, "nobody"}) == freed
 
     def move(self) -> None:
-        """Dying records begin to move, or some are claimed for a move."""
+        """Failed records begin to move, or some are claimed for a move."""
         model = self.model
         if self.chosen.random() < 0.5:
-            dying = self.state.moves.to_move(3)
-            for record in dying:
-                del model.dying[record.offset]
-            if dying:
-                self._begin_move("dead", dying)
+            failed = self.state.moves.to_move(3)
+            for record in failed:
+                del model.failed[record.offset]
+            if failed:
+                self._begin_move("dead", failed)
             return
         asked = sorted({self.chosen.randint(max(0, model.start - 2), model.learned) for _ in "12"})
         unsettled = [one for one, _record in model.unsettled() if one not in asked]
@@ -270,12 +270,12 @@ class Pair:
                 model.records[one].state = "done"
         elif claimed:
             counts = [model.records[one].count for one in claimed]
-            records = [Dying(*of, "", "") for of in sorted(zip(claimed, counts, strict=True))]
+            records = [FailedRecord(*of, "", "") for of in sorted(zip(claimed, counts, strict=True))]
             self._begin_move("done", records)
             for one in claimed:
                 model.records[one].state, model.records[one].due_ms = "moving", None
 
-    def _begin_move(self, outcome: str, records: list[Dying]) -> None:
+    def _begin_move(self, outcome: str, records: list[FailedRecord]) -> None:
         self.moves += 1
         self.state.moves.begin(
             Move(self.moves, outcome, "t", 0, 7, self.moves, 0, 0, 0, tuple(records))  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ class Pair:
         for record in move.records:
             if record.offset in self.model.records:
                 if move.outcome == "dead":
-                    self.model.dying[record.offset] = (record.count, record.reason, record.error)
+                    self.model.failed[record.offset] = (record.count, record.reason, record.error)
                 else:
                     self.model.records[record.offset].state = "free"
 
@@ -424,8 +424,8 @@ class Pair:
         assert state.epochs == self.epochs
         free = (offset for offset, record in records if record.state == "free")
         assert state.first_unsettled_ready() == next(free, None)
-        dying = {one.offset: (one.count, one.reason, one.error) for one in state.moves.to_move(100_000)}
-        assert dying == model.dying
+        failed = {one.offset: (one.count, one.reason, one.error) for one in state.moves.to_move(100_000)}
+        assert failed == model.failed
         counts = state.counts()
         states = [record.state for _offset, record in records]
         assert counts.locked == states.count("locked")
@@ -524,7 +524,7 @@ def test_a_reject_that_comes_again_is_no_error_before_and_after_the_move() -> No
     state.take("a", 3, now_s=0)
     for _ in range(2):
         assert not state.reject("a", 0, [(1, 1, "bad")], now_ms=0, now_s=0)
-        assert state.moves.to_move(10) == [Dying(1, 1, "rejected", "bad")]
+        assert state.moves.to_move(10) == [FailedRecord(1, 1, "rejected", "bad")]
         state = again(state, keeper)
     state.moves.begin(Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.moves.to_move(10))))
     state = again(state, keeper)
@@ -545,8 +545,8 @@ def test_all_that_is_locked_can_be_rejected_in_one_write() -> None:
     state.reject("a", 0, [(n, 1, reason) for first, last, _ in locks for n in range(first, last + 1)], now_ms=0, now_s=0)
     changes = state.changes()
     assert len(pack(changes)) < WRITE_BYTES_MAX
-    [dying] = state.moves.to_move(1)
-    assert dying.error == reason[:334]
+    [failed] = state.moves.to_move(1)
+    assert failed.error == reason[:334]
     # Its move has the errors once more.
     move = Move(4, "dead", "t", 0, 1, 0, 0, 0, 0, tuple(state.moves.to_move(LOCKS_MAX)))
     state.moves.begin(move)
@@ -641,14 +641,14 @@ def test_records_that_left_meanwhile_have_no_key_to_tell() -> None:
     assert state.take("b", 600, now_s=0, below_offset=304) == [(300, 303, 1)]
 
 
-@pytest.mark.parametrize("learned, dying", [(270, 290), (270, 270), (256, 256)])
+@pytest.mark.parametrize("learned, failed", [(270, 290), (270, 270), (256, 256)])
 def test_a_write_that_was_cut_short_leaves_nothing_beyond_its_head(
-    learned: int, dying: int
+    learned: int, failed: int
 ) -> None:
     state, keeper = opened(ready=300)
     state.take("a", 300, now_s=0)
-    state.ack("a", 0, [(0, dying - 1, 1)])
-    state.reject("a", 0, [(dying, 1, "bad")], now_ms=0, now_s=0)
+    state.ack("a", 0, [(0, failed - 1, 1)])
+    state.reject("a", 0, [(failed, 1, "bad")], now_ms=0, now_s=0)
     keeper.write(state.changes())
     head = opened_at(state, keeper)
     assert head is not None
@@ -682,7 +682,7 @@ def test_a_move_keeps_its_records_below_a_cut() -> None:
     state, keeper = opened(ready=8)
     for move_id, offsets in ((1, [0, 1]), (2, [2, 5]), (3, [6, 7])):
         state.moves.claim(offsets)
-        records = tuple(Dying(one, 0, "", "") for one in offsets)
+        records = tuple(FailedRecord(one, 0, "", "") for one in offsets)
         state.moves.begin(Move(move_id, "done", "t", 0, 7, move_id, 0, 0, 0, records))
     state = again(state, keeper)
     state.cut(5, 1)
@@ -753,7 +753,7 @@ def test_a_take_of_one_key_over_blocks_is_one_holders() -> None:
 def test_a_move_ends_though_retention_took_one_of_its_records_meanwhile(ends: str) -> None:
     state, keeper = opened(ready=4)
     state.moves.claim([0, 1])
-    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(0, 0, "", ""), Dying(1, 0, "", ""))))
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (FailedRecord(0, 0, "", ""), FailedRecord(1, 0, "", ""))))
     assert state.advance_start(1) == 1
     (state.moves.end if ends == "end" else state.moves.release)(4)
     for one in (state, again(state, keeper)):
@@ -761,11 +761,11 @@ def test_a_move_ends_though_retention_took_one_of_its_records_meanwhile(ends: st
         assert one.start_offset == (2 if ends == "end" else 1)
 
 
-def test_only_what_was_claimed_or_is_dying_is_discarded() -> None:
+def test_only_what_was_claimed_or_is_failed_is_discarded() -> None:
     state, keeper = opened(ready=4)
     state.take("a", 1, now_s=0)
     state.moves.claim([2])
-    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (Dying(2, 0, "", ""),)))
+    state.moves.begin(Move(4, "done", "t", 0, 7, 1, 0, 0, 0, (FailedRecord(2, 0, "", ""),)))
     before = state.counts()
     state.moves.discard([0, 1, 2])
     assert state.counts() == before

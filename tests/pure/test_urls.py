@@ -138,8 +138,8 @@ INSIDE = {
     "environment.py: opens_no_objects", "config/urls.py: check_url", "wire/object_urls.py: open_object_url",
 }
 CHECKED = {
-    "cli/large_values.py: collect", "client/client_factory.py: async_queue", "client/client_factory.py: create_queue",
-    "client/client_factory.py: queue", "client/cluster.py: queue_pool", "client/large/collect.py: collect_values",
+    "cli/large_values.py: collect", "client/cluster_methods.py: async_queue", "client/cluster_methods.py: create_queue",
+    "client/cluster_methods.py: queue", "client/cluster.py: queue_pool", "client/large/collect.py: collect_values",
     "config/servers.py: check_remote_storage_url", "config/clients.py: check_values_url", "data/source.py: read_topic",
     "runtime/object_store.py: open_store", "spark/read.py: read",
     "spark/stream.py: stream",

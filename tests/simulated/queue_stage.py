@@ -13,7 +13,7 @@ from rayq import messages
 from rayq.actors.access import Access
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.peers import Build, Peers
-from rayq.actors.queues.leader import LeaderQueues
+from rayq.actors.queues.leader import PartitionQueues
 from rayq.actors.replica.leader import Leader
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.config import ClusterConfig, QueueConfig, as_dict
@@ -137,7 +137,7 @@ class QueueStage:
             now_s=self.log.environment.clock.monotonic, peers=self.keeper,
         )
         self.leader.committed(given)
-        self.served = LeaderQueues(
+        self.served = PartitionQueues(
             self.log, self.leader, given, peers=self.keeper, clock_watch=self.clock_watch,
             age_watch=self.age_watch, access=self.access,
         )

@@ -27,7 +27,7 @@ from rayq.core.queues.moved_records import (
     own_headers,
     source_of,
 )
-from rayq.core.queues.moves import Dying
+from rayq.core.queues.moves import FailedRecord
 from rayq.core.queues.state import QueueState
 from rayq.errors import (
     AuthorizationError,
@@ -773,14 +773,14 @@ def test_the_end_of_the_leader_is_told_to_those_who_wait() -> None:
 
 
 def test_headers_of_a_dead_letter_that_dies_again_are_those_of_the_last_time() -> None:
-    first = dead_letter_headers("t", 1, Dying(7, 5, "deliveries", ""), [("a", b"1")])
+    first = dead_letter_headers("t", 1, FailedRecord(7, 5, "deliveries", ""), [("a", b"1")])
     assert first == [
         ("a", b"1"),
         ("rayq.source", b"t/1/7"),
         ("rayq.reason", b"deliveries"),
         ("rayq.count", b"5"),
     ]
-    again = dead_letter_headers("u", 2, Dying(8, 1, "rejected", "x\udcff"), first)
+    again = dead_letter_headers("u", 2, FailedRecord(8, 1, "rejected", "x\udcff"), first)
     assert dict(again)["rayq.source"] == b"u/2/8" and len(again) == 5
     assert own_headers(again) == [("a", b"1")]
     assert source_of(again) == ("u", 2)

@@ -1,7 +1,7 @@
 """Queues of a data partition, beside the leader of that partition: a `QueueLeader` for each.
 
 A queue leader loads the queue's state from the queue state coordinator and serves the queue
-(`QueuePartition`) until another replica leads. If its writes are refused it loads the state again.
+(`OpenQueue`) until another replica leads. If its writes are refused it loads the state again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayq.actors.handlers import HandlerTable, answers_peer
 from rayq.actors.listening_clock import ListeningClock
 from rayq.actors.peers import Peers
 from rayq.actors.queues.metrics import QueueMetrics
-from rayq.actors.queues.partition import QueuePartition, Settled
+from rayq.actors.queues.open_queue import OpenQueue, Settled
 from rayq.actors.queues.persister import QueueStatePersister
 from rayq.actors.queues.reads import DataPartition, QueueReads
 from rayq.actors.queues.scanner import LogScanner
@@ -53,7 +53,7 @@ FAILURE_PAUSE_S = 1.0
 IDLE_WAIT_S = 60.0
 
 
-class LeaderQueues:
+class PartitionQueues:
     """See the module. Every leader of a data partition has one, since its topic may get a queue at
     any time; without queues it costs next to nothing. `committed` takes each newer assignment of
     the same epoch, `end` is final."""
@@ -200,7 +200,7 @@ class QueueLeader:
         self.queue = queue
         self.config = parse_stored(QueueConfig, queue.config)
         self.where = f"queue {queue.name} in {data.replica_log.where}"
-        self.open: QueuePartition | None = None
+        self.open: OpenQueue | None = None
         """The open queue; None while the state is being loaded."""
         self.metrics: QueueMetrics | None = None
         """The figures of the open queue."""
@@ -288,7 +288,7 @@ class QueueLeader:
             fence=persister.fence,
             fence_min=persister.fence_min,
         )
-        opened = QueuePartition(self.queue, data, scanner, persister, self.takes, self.owners)
+        opened = OpenQueue(self.queue, data, scanner, persister, self.takes, self.owners)
         metrics = QueueMetrics(opened)
         looking: asyncio.Task[None] | None = None
         try:
@@ -408,5 +408,5 @@ class QueueLeader:
 
 
 QueueLeader.handlers = HandlerTable(
-    "queue leader", QueueLeader, open=QueuePartition, metrics=QueueMetrics
+    "queue leader", QueueLeader, open=OpenQueue, metrics=QueueMetrics
 )

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from rayq import messages
 from rayq.actors.handlers import answers
-from rayq.actors.queues.partition import QueuePartition
+from rayq.actors.queues.open_queue import OpenQueue
 from rayq.errors import RayqError
 from rayq.messages.secret_names import shown_holder
 from rayq.metrics import Sample
@@ -18,7 +18,7 @@ LOOK_INTERVAL_S = 5.0
 class QueueMetrics:
     """Figures of one opening. See the module. `run` is to be a task as long as it is open."""
 
-    def __init__(self, opened: QueuePartition) -> None:
+    def __init__(self, opened: OpenQueue) -> None:
         data = opened.data
         self._opened = opened
         self._replica_log = data.replica_log

@@ -27,7 +27,7 @@ from rayq.config import MIB
 from rayq.core.cluster.queue_changes import DEAD
 from rayq.core.cluster.topic_changes import check_not_internal, check_topic_name
 from rayq.core.queues.moved_records import SOURCE_HEADER, source_of, target_partition
-from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.moves import FailedRecord, Move
 from rayq.core.queues.state import QueueState
 from rayq.environment import Environment
 from rayq.errors import InvalidRequestError, OutcomeUnknownError, RayqError
@@ -137,14 +137,14 @@ class QueueMoves:
 
     async def _run(self) -> None:
         while not self._is_stopped:
-            dying = self._dying()
-            if dying:
-                await self._bury(dying)
+            failed = self._next_failed()
+            if failed:
+                await self._move_to_dead_letters(failed)
             else:
                 now_s = self._environment.clock.monotonic()
                 await self._changed.wait(min(self._held.values(), default=now_s + HELD_S) - now_s)
 
-    def _dying(self) -> list[Dying]:
+    def _next_failed(self) -> list[FailedRecord]:
         """The records to move now, at most one batch."""
         now_s = self._environment.clock.monotonic()
         self._held = {offset: at_s for offset, at_s in self._held.items() if at_s > now_s}
@@ -154,61 +154,61 @@ class QueueMoves:
         return [record for record in waiting if record.offset not in self._held][:RECORDS_MAX]
 
     def _hold(
-        self, dying: Iterable[Dying], why: str, error: RayqError | None = None
+        self, failed: Iterable[FailedRecord], why: str, error: RayqError | None = None
     ) -> None:
         """Postpones the move of these records. A retriable failure is retried soon: later records
         of their keys wait."""
         is_short = error is not None and error.retriable
         until_s = self._environment.clock.monotonic() + (HELD_SHORT_S if is_short else HELD_S)
-        self._held.update((record.offset, until_s) for record in dying)
+        self._held.update((record.offset, until_s) for record in failed)
         self._troubles["dead letters"] = f"dead letters cannot be written: {why}"
 
-    async def _bury(self, dying: list[Dying]) -> None:
+    async def _move_to_dead_letters(self, failed: list[FailedRecord]) -> None:
         """Moves these records to the dead letters, or holds them if that fails."""
         if self._state.config.dead_letters == "discard":  # It was changed meanwhile.
-            self._state.moves.discard([record.offset for record in dying])
+            self._state.moves.discard([record.offset for record in failed])
             await self._source.commit()
             return
         try:
             topic_id, partitions = await self._peers.find_topic(self._source.queue + DEAD)
         except RayqError as error:
-            self._hold(dying, str(error), error)
+            self._hold(failed, str(error), error)
             return
         target = Target(topic_id, target_partition(self._source.partition, partitions))
-        for records in batches(await self._read(dying)):
+        for records in batches(await self._read(failed)):
             await self._write(target, records)
 
     async def _write(self, target: Target, records: Records) -> None:
         refusal = await self._numbered.move(target, "dead", records)
         if refusal is not None and len(records) == 1:
-            dying = records[0][0]
-            self._hold([dying], f"{self._name(dying.offset)}: {refusal}")
+            failed = records[0][0]
+            self._hold([failed], f"{self._name(failed.offset)}: {refusal}")
         elif refusal is not None:
             for record in records:  # Perhaps only one of them is refused.
                 await self._write(target, [record])
 
-    async def _read(self, dying: list[Dying]) -> Records:
+    async def _read(self, failed: list[FailedRecord]) -> Records:
         """Reads the first of the records, as many as are read at once. Records that cannot be read
         are held."""
         try:
             moved, count = await self._source.read_records(
-                [record.offset for record in dying], READ_BYTES
+                [record.offset for record in failed], READ_BYTES
             )
         except RayqError as error:
-            if len(dying) == 1:
-                why = f"{self._name(dying[0].offset)} cannot be read: {error}"
-                self._hold(dying, why, error)
+            if len(failed) == 1:
+                why = f"{self._name(failed[0].offset)} cannot be read: {error}"
+                self._hold(failed, why, error)
                 return []
-            return await self._read(dying[: len(dying) // 2]) or await self._read(
-                dying[len(dying) // 2 :]
+            return await self._read(failed[: len(failed) // 2]) or await self._read(
+                failed[len(failed) // 2 :]
             )
-        dying = dying[:count]
-        gone = [record.offset for record in dying if record.offset not in moved]
+        failed = failed[:count]
+        gone = [record.offset for record in failed if record.offset not in moved]
         if gone:
-            logger.warning("%s: %d dying records are gone by retention", self._where, len(gone))
+            logger.warning("%s: %d failed records are gone by retention", self._where, len(gone))
             self._state.moves.discard(gone)
             await self._source.commit()
-        return [(record, moved[record.offset]) for record in dying if record.offset in moved]
+        return [(record, moved[record.offset]) for record in failed if record.offset in moved]
 
     def _name(self, offset: int) -> str:
         return f"{self._source.topic}/{self._source.partition}/{offset}"
@@ -295,7 +295,7 @@ class QueueMoves:
         target = aim.target
         try:
             for batch in batches(records) if target not in silent else ():
-                offsets = [dying.offset for dying, _ in batch]
+                offsets = [failed.offset for failed, _ in batch]
                 try:
                     refusal = await self._numbered.move(target, "done", batch, refused)
                 except OutcomeUnknownError as error:
@@ -310,27 +310,27 @@ class QueueMoves:
         except TargetSilentError as error:
             silent[target] = str(error)
         if target in silent:
-            self._leave(unsent, [dying.offset for dying, _ in records], silent[target])
+            self._leave(unsent, [failed.offset for failed, _ in records], silent[target])
         self._source.wake()
 
     async def _send_singly(self, target: Target, records: Records, refused: Refusal) -> None:
         """Moves the records one by one, as perhaps only one of them is refused. In between,
         consumers may take them. Raises TargetSilentError."""
-        for index, (dying, record) in enumerate(records):
-            claimed, settled, held = self._state.moves.claim([dying.offset])
+        for index, (failed, record) in enumerate(records):
+            claimed, settled, held = self._state.moves.claim([failed.offset])
             if not claimed:
-                self._end(dying.offset, None if settled else held[0][1])
+                self._end(failed.offset, None if settled else held[0][1])
                 continue
             try:
-                refusal = await self._numbered.move(target, "done", [(dying, record)], refused)
+                refusal = await self._numbered.move(target, "done", [(failed, record)], refused)
             except OutcomeUnknownError as error:
                 refusal = str(error)
             except TargetSilentError as error:
-                self._state.moves.unclaim([dying.offset])
+                self._state.moves.unclaim([failed.offset])
                 for left, _ in records[index:]:
                     self._end(left.offset, str(error))
                 raise
-            self._end(dying.offset, refusal)
+            self._end(failed.offset, refusal)
 
     async def _by_target(
         self,
@@ -358,7 +358,7 @@ class QueueMoves:
                 continue
             target = Target(resolved[0], target_partition(partition, resolved[1]))
             by_target.setdefault(_Aim(target, topic), []).append(
-                (Dying(offset, 0, "", ""), record)
+                (FailedRecord(offset, 0, "", ""), record)
             )
         return by_target
 

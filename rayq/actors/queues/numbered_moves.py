@@ -26,7 +26,7 @@ from rayq.backoff import Backoff
 from rayq.config import MIB
 from rayq.core.large.values import pinned
 from rayq.core.queues.moved_records import dead_letter_headers, own_headers
-from rayq.core.queues.moves import Dying, Move, Outcome
+from rayq.core.queues.moves import FailedRecord, Move, Outcome
 from rayq.core.queues.state import QueueState
 from rayq.environment import Environment
 from rayq.errors import (
@@ -242,7 +242,7 @@ class MovedRecord(NamedTuple):
         return len(self.value or b"") + len(self.key or b"") + headers_bytes
 
 
-Records = list[tuple[Dying, MovedRecord]]
+Records = list[tuple[FailedRecord, MovedRecord]]
 Refusal = Callable[[], str | None]
 """Function that returns the reason that the client may not have a move done (any more).
 """
@@ -337,7 +337,7 @@ class NumberedMoves:
         records: Records,
         refused: Refusal = nobody_asked,
     ) -> str | None:
-        """Moves dying or claimed records as one batch, unless it is `refused` before the append.
+        """Moves failed or claimed records as one batch, unless it is `refused` before the append.
         Returns None once it is in the target, or the reason that it is certainly not. For claimed
         records, raises OutcomeUnknownError if nobody can know. After both the records return to
         their state before. Raises TargetSilentError, after which the records stay claimed. Raises
@@ -354,8 +354,8 @@ class NumberedMoves:
                     if outcome == "done":
                         raise
                 records = [
-                    (msgspec.structs.replace(dying, is_in_doubt=True), record)
-                    for dying, record in records
+                    (msgspec.structs.replace(failed, is_in_doubt=True), record)
+                    for failed, record in records
                 ]
 
     async def resume(self, move: Move) -> str | None:
@@ -449,10 +449,10 @@ class NumberedMoves:
         """Encodes the batch, the same each time: its records have the time of the append."""
         source = self._source
         headers = [
-            dead_letter_headers(source.topic, source.partition, dying, record.headers)
+            dead_letter_headers(source.topic, source.partition, failed, record.headers)
             if outcome == "dead"
             else own_headers(record.headers)
-            for dying, record in records
+            for failed, record in records
         ]
         values = [
             pinned(record.value, source.topic, source.topic_id, source.partition)

@@ -80,7 +80,7 @@ class Leader:
         self._assignment = assignment
         self._has_lease = has_lease
         self._now_s = now_s
-        self._delayed: Purgatory[messages.ProduceResponse] = Purgatory()
+        self._awaiting_commit: Purgatory[messages.ProduceResponse] = Purgatory()
         self._ended: str | None = None
         self.where = replica_log.where
         log = replica_log.log
@@ -182,7 +182,7 @@ class Leader:
         self._replica_log.flusher.wake()  # Records appended as a follower must be flushed.
         self._after_progress()
         if state.is_under_min_isr:
-            self._delayed.fail(
+            self._awaiting_commit.fail(
                 NotEnoughReplicasAfterAppendError(
                     f"The in-sync replicas of {self.where} fell below min_insync_replicas = "
                     f"{state.min_insync} after the record was appended: it may or may not be "
@@ -209,7 +209,7 @@ class Leader:
             f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
             "may or may not be written."
         )
-        self._delayed.fail(error)
+        self._awaiting_commit.fail(error)
         self.transactions.end(error)
         self._retention.end()
         if self.remote is not None:
@@ -322,7 +322,7 @@ class Leader:
         if next_offset <= leader.high_watermark:
             return answer
         deadline_s = self._environment.clock.monotonic() + request.timeout_ms / 1000
-        return self._delayed.add(next_offset, answer, deadline_s=deadline_s)
+        return self._awaiting_commit.add(next_offset, answer, deadline_s=deadline_s)
 
     def _append(self, append: Callable[[], BatchHeader]) -> BatchHeader:
         """Appends a batch, and has it flushed and copied. Raises StorageError."""
@@ -356,7 +356,7 @@ class Leader:
         if self._ended is not None or high_watermark <= self._answered_offset:
             return
         self._answered_offset = high_watermark
-        self._delayed.reached(high_watermark)
+        self._awaiting_commit.reached(high_watermark)
         self.transactions.reached(high_watermark)
         self._replica_log.committed.notify()
 
@@ -375,9 +375,9 @@ class Leader:
     def expire_waiters(self, now_s: float) -> None:
         """Fails the requests that waited too long."""
         self.transactions.expire(now_s)
-        if self._delayed.is_empty:
+        if self._awaiting_commit.is_empty:
             return
-        self._delayed.expire(
+        self._awaiting_commit.expire(
             now_s,
             TimeoutError(
                 f"The in-sync replicas of {self.where} did not confirm the record in time: it may "

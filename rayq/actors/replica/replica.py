@@ -15,7 +15,7 @@ from rayq import messages
 from rayq.actors.clock_watch import ClockWatch, DelayClock
 from rayq.actors.coordinator import Coordinator
 from rayq.actors.handlers import HandlerTable, answers
-from rayq.actors.queues.leader import LeaderQueues
+from rayq.actors.queues.leader import PartitionQueues
 from rayq.actors.remote.catch_up import RemoteCatchUp, must_catch_up
 from rayq.actors.remote.remote_log import RemoteLog
 from rayq.actors.remote.uploads import waiting
@@ -88,7 +88,7 @@ class Replica:
         self._role: Role | None = None
         self._coordinator: Coordinator[Any, Any] | None = None
         """The coordinator of a partition of an internal topic, while this replica leads it."""
-        self._queues: LeaderQueues | None = None
+        self._queues: PartitionQueues | None = None
         """The queues of a data partition, while this replica leads it."""
         self._next_check_s = environment.clock.monotonic()
         self._clock_watch = ClockWatch(environment.clock)
@@ -231,7 +231,7 @@ class Replica:
         if self._queues is not None:
             self._queues.committed(assignment)
             return
-        self._queues = LeaderQueues(
+        self._queues = PartitionQueues(
             self._replica_log,
             leader,
             assignment,
@@ -302,7 +302,7 @@ class Replica:
             )
         return role
 
-    def queues(self, leader_epoch: int) -> LeaderQueues:
+    def queues(self, leader_epoch: int) -> PartitionQueues:
         """The queues beside the leader, for a request in that epoch. Raises the errors of `leader`,
         and InvalidRequestError for a topic that no queue can read."""
         self.leader(leader_epoch)

@@ -64,8 +64,8 @@ class AckBatch:
             "state_epoch": self.state_epoch,
             "acks": _runs(self.acks),
             "nacks": _runs_by_detail(self.nacks),
-            "rejects": self._dying(is_failure=False),
-            "failures": self._dying(is_failure=True),
+            "rejects": self._failed(is_failure=False),
+            "failures": self._failed(is_failure=True),
             "extends": [
                 (*run, max(round(timeout_s * 1000), 1))
                 for *run, timeout_s in _runs_by_detail(self.extends)
@@ -74,7 +74,7 @@ class AckBatch:
             "begins": _runs(self.begins),
         }
 
-    def _dying(self, *, is_failure: bool) -> list[tuple[int, int, str]]:
+    def _failed(self, *, is_failure: bool) -> list[tuple[int, int, str]]:
         return [
             (offset, count, reason)
             for offset, (count, reason, has_failed, _) in self.rejects.items()

@@ -13,7 +13,7 @@ from rayq.client.leader_requests import may_retry
 from rayq.client.metadata import LeaderAndEpoch
 from rayq.client.queues.ack_batch import AckBatch
 from rayq.client.queues.acquired import AcquiredBatch
-from rayq.client.queues.queue_partition import BACKOFF_FIRST_S, BACKOFF_MAX_S, QueuePartition
+from rayq.client.queues.partition_client import BACKOFF_FIRST_S, BACKOFF_MAX_S, QueuePartitionClient
 from rayq.core.queues.lock_times import LONG_TIMEOUTS
 from rayq.errors import (
     AuthorizationError,
@@ -37,7 +37,7 @@ REASON_CHARACTERS_MAX = 1_000
 class Acknowledger:
     """See the module. What settles a record returns the number of records that it settled."""
 
-    def __init__(self, partition: QueuePartition) -> None:
+    def __init__(self, partition: QueuePartitionClient) -> None:
         self.partition = partition
         self.batches: list[AcquiredBatch] = []
         """The batches with open records, the oldest first."""

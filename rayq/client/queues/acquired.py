@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rayq.client.queues.queue_partition import QueuePartition
+from rayq.client.queues.partition_client import QueuePartitionClient
 from rayq.errors import (
     CorruptBatchError,
     LockLostError,
@@ -61,7 +61,7 @@ class AcquiredBatch:
 
     def __init__(
         self,
-        partition: QueuePartition,
+        partition: QueuePartitionClient,
         holder: str,
         state_epoch: int,
         acquired_at_s: float,
@@ -187,7 +187,7 @@ class AcquiredBatch:
 
 
 def acquired_batches(
-    partition: QueuePartition,
+    partition: QueuePartitionClient,
     holder: str,
     sent_at_s: float,
     response: TakeResponse,

@@ -23,11 +23,11 @@ from rayq.client.queues.acquired import (
     check_ranges,
 )
 from rayq.client.queues.inbox import Inbox
-from rayq.client.queues.queue_partition import (
+from rayq.client.queues.partition_client import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     REQUEST_TIMEOUT_S,
-    QueuePartition,
+    QueuePartitionClient,
     is_gone,
 )
 from rayq.client.queues.task import Delivery, HandedOut
@@ -59,7 +59,7 @@ LARGE_PAUSE_S = 0.2
 class PartitionConsumer:
     """See the module."""
 
-    def __init__(self, partition: QueuePartition, inbox: Inbox, large: LargeValues) -> None:
+    def __init__(self, partition: QueuePartitionClient, inbox: Inbox, large: LargeValues) -> None:
         self.partition = partition
         self.acknowledger = Acknowledger(partition)
         self._client = partition.client

@@ -8,8 +8,12 @@ from rayq.client.client import Client
 from rayq.client.large.reader import LargeValues
 from rayq.client.queues.acquired import TAKE_RECORDS_MAX, AcquiredRecord
 from rayq.client.queues.inbox import Inbox
+from rayq.client.queues.partition_client import (
+    PartitionListener,
+    QueuePartitionClient,
+    ResolvedQueue,
+)
 from rayq.client.queues.partition_consumer import PartitionConsumer
-from rayq.client.queues.queue_partition import PartitionListener, QueuePartition, ResolvedQueue
 from rayq.client.queues.task import Delivery, HandedOut, QueueTask
 from rayq.errors import AuthorizationError, UnknownQueueError
 
@@ -68,7 +72,7 @@ class QueueConsumer:
         for number in range(len(self.partitions), len(topic.partitions)):
             self.partitions.append(
                 PartitionConsumer(
-                    QueuePartition(self._client, self.queue, number, self._listener),
+                    QueuePartitionClient(self._client, self.queue, number, self._listener),
                     self._inbox,
                     self._large,
                 )

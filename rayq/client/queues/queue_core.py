@@ -19,6 +19,7 @@ from rayq.client.large.reader import LargeValues
 from rayq.client.queues.acquired import TAKE_RECORDS_MAX
 from rayq.client.queues.arguments import PREFETCH_MAX, whole_between
 from rayq.client.queues.inbox import Inbox
+from rayq.client.queues.partition_client import QueuePartitionClient, ResolvedQueue
 from rayq.client.queues.partition_consumer import PartitionConsumer
 from rayq.client.queues.queue_consumer import (
     COMING_S,
@@ -26,7 +27,6 @@ from rayq.client.queues.queue_consumer import (
     TAKE_WAIT_MS,
     QueueConsumer,
 )
-from rayq.client.queues.queue_partition import QueuePartition, ResolvedQueue
 from rayq.client.queues.round_robin import DeficitRoundRobin
 from rayq.client.queues.task import HandedOut, QueueTask
 from rayq.client.queues.throughput import TICK_S, ThroughputEstimator
@@ -419,7 +419,7 @@ class QueueCore:
     # --- the loop: events of partitions ---------------------------------------------------------
 
     def _consumers_of(
-        self, partition: QueuePartition
+        self, partition: QueuePartitionClient
     ) -> tuple[QueueConsumer, PartitionConsumer] | None:
         """None if its queue was deleted."""
         for queue in self.queues:
@@ -427,7 +427,7 @@ class QueueCore:
                 return queue, queue.partitions[partition.number]
         return None
 
-    def wanted(self, partition: QueuePartition, count: int) -> None:
+    def wanted(self, partition: QueuePartitionClient, count: int) -> None:
         """Gives idle consumers their share of the records waiting here, except those handled within
         a moment."""
         if self.is_closed or (found := self._consumers_of(partition)) is None:
@@ -438,7 +438,7 @@ class QueueCore:
         kept = max(share, self._throughput.in_a_moment(), self._demand)
         consumer.give_back(consumer.waiting - kept)
 
-    def arrived(self, partition: QueuePartition) -> None:
+    def arrived(self, partition: QueuePartitionClient) -> None:
         if (found := self._consumers_of(partition)) is not None:
             queue, consumer = found
             queue.arrived(consumer)
@@ -453,12 +453,12 @@ class QueueCore:
         self._lost.append(error)
         logger.warning("%s", error)
 
-    def failed(self, partition: QueuePartition, error: RayqError) -> None:
+    def failed(self, partition: QueuePartitionClient, error: RayqError) -> None:
         name = partition.queue.name
         logger.warning("queue %s: take at %s failed: %s", name, partition.name, error)
         self._failure = error
 
-    def doubts(self, partition: QueuePartition, error: RayqError) -> None:
+    def doubts(self, partition: QueuePartitionClient, error: RayqError) -> None:
         logger.info("queue %s at %s: %s", partition.queue.name, partition.name, error)
         self._look_soon()
 

@@ -25,7 +25,7 @@ class LockTimes:
         self._prolonged_s = 0.0
         self._last_timer: tuple[int, int] | None = None
 
-    def tick(self, now_s: float) -> int:
+    def tick_at(self, now_s: float) -> int:
         """The last tick that has come."""
         return math.floor((now_s - self._prolonged_s) * TICKS_A_SECOND)
 
@@ -36,7 +36,7 @@ class LockTimes:
     def timer(self, now_s: float, timeout_s: float) -> tuple[int, int]:
         """`(tick of the end, tick when taken)` of a lock that is taken now. All locks of one tick
         share it."""
-        tick, timer = self.tick(now_s), self._last_timer
+        tick, timer = self.tick_at(now_s), self._last_timer
         if timer is None or timer[1] != tick:
             end = tick + 1 + math.ceil(timeout_s * TICKS_A_SECOND)
             timer = self._last_timer = end, tick

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from rayq.core.queues.block import BLOCK_BITS, CLAIMED, LAST_INDEX, MOVING, Block
-from rayq.core.queues.moves import ERROR_BYTES_MAX, Dying, Move
+from rayq.core.queues.moves import ERROR_BYTES_MAX, FailedRecord, Move
 from rayq.core.queues.offset_states import OffsetStates
 from rayq.core.queues.queue_states import KeptRecord
-from rayq.core.queues.records import Kept, dying_record, move_record
+from rayq.core.queues.records import Kept, failed_record, move_record
 from rayq.messages.secret_names import shown_holder
 
 PASSED_AT_ONCE = 10_000
-"""Maximum number of dying records that the start has passed in a write."""
+"""Maximum number of failed records that the start has passed in a write."""
 
 
 class MoveState:
@@ -30,42 +30,42 @@ class MoveState:
         self.dead = 0
         """Records that became dead letters, or were dropped instead, under this leader."""
         self._offsets = offsets
-        self._dying: dict[int, Dying] = {}
+        self._failed: dict[int, FailedRecord] = {}
         """Records that failed for good and are in no move yet."""
         self._moves: dict[int, Move] = {}
-        self._changed_dying: set[int] = set()
-        self._passed_dying: deque[int] = deque()
-        """Dying records that the start has passed, and that are still kept. They no longer mean
+        self._changed_failed: set[int] = set()
+        self._passed_failed: deque[int] = deque()
+        """Failed records that the start has passed, and that are still kept. They no longer mean
         anything, so their tombstones may wait: retention may remove a million at once."""
         self._changed_moves: set[int] = set()
 
     def restore(self, kept: Kept) -> None:
         """Takes what is kept."""
         first, end = kept.head.start_offset, kept.head.learned
-        self._dying = {at: dying for at, dying in kept.dying.items() if first <= at < end}
-        self._changed_dying = set(kept.dying) - set(self._dying)
+        self._failed = {at: failed for at, failed in kept.failed.items() if first <= at < end}
+        self._changed_failed = set(kept.failed) - set(self._failed)
         self._moves = kept.moves
 
-    # --- dying records ---------------------------------------------------------------------------
+    # --- failed records ---------------------------------------------------------------------------
 
-    def to_move(self, count_max: int) -> list[Dying]:
+    def to_move(self, count_max: int) -> list[FailedRecord]:
         """The records that failed for good and are in no move yet, ascending."""
-        return [self._dying[offset] for offset in heapq.nsmallest(count_max, self._dying)]
+        return [self._failed[offset] for offset in heapq.nsmallest(count_max, self._failed)]
 
-    def add_dying(self, offset: int, count: int, reason: str, error: str) -> None:
+    def add_failed(self, offset: int, count: int, reason: str, error: str) -> None:
         """Adds a moving record that failed for good."""
         kept = error.encode(errors="replace")[:ERROR_BYTES_MAX].decode(errors="ignore")
-        self._dying[offset] = Dying(offset, count, reason, kept)
-        self._changed_dying.add(offset)
+        self._failed[offset] = FailedRecord(offset, count, reason, kept)
+        self._changed_failed.add(offset)
 
-    def _forget_dying(self, offset: int) -> None:
-        del self._dying[offset]
-        self._changed_dying.add(offset)
+    def _forget_failed(self, offset: int) -> None:
+        del self._failed[offset]
+        self._changed_failed.add(offset)
 
     def drop_below(self, offset: int) -> None:
-        """Forgets the dying records below, which retention removed. Moves continue."""
-        for dying in [known for known in self._dying if known < offset]:
-            self._forget_dying(dying)
+        """Forgets the failed records below, which retention removed. Moves continue."""
+        for failed in [known for known in self._failed if known < offset]:
+            self._forget_failed(failed)
 
     # --- claims ----------------------------------------------------------------------------------
 
@@ -107,13 +107,13 @@ class MoveState:
                     self._offsets.delay(number, block, bit, CLAIMED, delay)
 
     def discard(self, offsets: Iterable[int]) -> None:
-        """Makes claimed or dying records done."""
+        """Makes claimed or failed records done."""
         for offset in offsets:
             for number, block, bit in self._offsets.parts(offset, offset):
                 if block.claimed & bit:
                     self._offsets.finish(number, block, bit, CLAIMED)
-                elif offset in self._dying:
-                    self._forget_dying(offset)
+                elif offset in self._failed:
+                    self._forget_failed(offset)
                     self.dead += 1
                     self._offsets.finish(number, block, bit, MOVING)
 
@@ -124,14 +124,14 @@ class MoveState:
         return list(self._moves.values())
 
     def begin(self, move: Move) -> None:
-        """Begins the move of a batch of dying or claimed records under its number. Append it only
+        """Begins the move of a batch of failed or claimed records under its number. Append it only
         once this is kept."""
         for record in move.records:
             for number, block, bit in self._offsets.parts(record.offset, record.offset):
                 if block.claimed & bit:
                     self._offsets.transition(number, block, bit, CLAIMED, MOVING)
-                elif record.offset in self._dying:
-                    self._forget_dying(record.offset)
+                elif record.offset in self._failed:
+                    self._forget_failed(record.offset)
         self._moves[move.move_id] = move
         self._changed_moves.add(move.move_id)
         self._offsets.is_decided = True
@@ -146,18 +146,18 @@ class MoveState:
 
     def release(self, move_id: int, *, is_in_doubt: bool = False) -> None:
         """Releases a move whose batch never gets into the target, or of which that `is_in_doubt`:
-        its records are dying or ready again, in no move."""
+        its records are failed or ready again, in no move."""
         move = self._remove(move_id)
         for record, number, block, bit in self._moving(move):
             if move.outcome == "dead":
-                self._dying[record.offset] = (
+                self._failed[record.offset] = (
                     msgspec.structs.replace(record, is_in_doubt=True) if is_in_doubt else record
                 )
-                self._changed_dying.add(record.offset)
+                self._changed_failed.add(record.offset)
             else:
                 self._offsets.free(number, block, bit, MOVING)
 
-    def _moving(self, move: Move) -> Iterator[tuple[Dying, int, Block, int]]:
+    def _moving(self, move: Move) -> Iterator[tuple[FailedRecord, int, Block, int]]:
         """The records of a move that are moving."""
         for record in move.records:
             for number, block, bit in self._offsets.parts(record.offset, record.offset):
@@ -179,24 +179,24 @@ class MoveState:
             elif len(left) < len(move.records):
                 self._moves[move_id] = msgspec.structs.replace(move, records=left)
                 self._changed_moves.add(move_id)
-        for dying in [known for known in self._dying if known >= offset]:
-            self._forget_dying(dying)
+        for failed in [known for known in self._failed if known >= offset]:
+            self._forget_failed(failed)
 
     # --- keeping ---------------------------------------------------------------------------------
 
     def changes(self) -> list[KeptRecord]:
         """The records to keep for all decisions since the last call."""
-        changed_dying = sorted(self._changed_dying)
-        passed = bisect_left(changed_dying, self._offsets.start_offset)
-        self._passed_dying += changed_dying[:passed]
+        changed_failed = sorted(self._changed_failed)
+        passed = bisect_left(changed_failed, self._offsets.start_offset)
+        self._passed_failed += changed_failed[:passed]
         kept = [
-            dying_record(self._passed_dying.popleft(), None)
-            for _ in range(min(PASSED_AT_ONCE, len(self._passed_dying)))
+            failed_record(self._passed_failed.popleft(), None)
+            for _ in range(min(PASSED_AT_ONCE, len(self._passed_failed)))
         ]
-        for offset in changed_dying[passed:]:
-            kept.append(dying_record(offset, self._dying.get(offset)))
+        for offset in changed_failed[passed:]:
+            kept.append(failed_record(offset, self._failed.get(offset)))
         for move_id in sorted(self._changed_moves):
             kept.append(move_record(move_id, self._moves.get(move_id)))
-        self._changed_dying.clear()
+        self._changed_failed.clear()
         self._changed_moves.clear()
         return kept

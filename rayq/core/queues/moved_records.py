@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayq.core.queues.moves import Dying
+from rayq.core.queues.moves import FailedRecord
 from rayq.records import Headers
 
 SOURCE_HEADER = "rayq.source"
@@ -35,18 +35,18 @@ PARTITION_DIGITS_MAX = 6
 
 
 def dead_letter_headers(
-    topic: str, partition: int, dying: Dying, headers: Sequence[tuple[str, bytes]]
+    topic: str, partition: int, failed: FailedRecord, headers: Sequence[tuple[str, bytes]]
 ) -> Headers:
     """The headers of the dead letter of the record at this offset. If it was a dead letter before,
     the new ones replace the old ones."""
     added = [
-        (SOURCE_HEADER, f"{topic}/{partition}/{dying.offset}".encode()),
-        (REASON_HEADER, dying.reason.encode()),
-        (COUNT_HEADER, b"%d" % dying.count),
+        (SOURCE_HEADER, f"{topic}/{partition}/{failed.offset}".encode()),
+        (REASON_HEADER, failed.reason.encode()),
+        (COUNT_HEADER, b"%d" % failed.count),
     ]
-    if dying.error:
-        added.append((ERROR_HEADER, dying.error.encode(errors="replace")))
-    if dying.is_in_doubt:
+    if failed.error:
+        added.append((ERROR_HEADER, failed.error.encode(errors="replace")))
+    if failed.is_in_doubt:
         added.append((DOUBT_HEADER, b"copy"))
     return own_headers(headers) + added
 

@@ -1,9 +1,9 @@
 """Moves of records out of a queue: to its dead letters, or where an operator sends them.
 
-A *dying* record failed for good. It stays in the queue until its copy is in the target's log. The
-copy gets there by a numbered *move*: the records to append and the move's number are kept before
-the append. So a later leader finds the copy in the target, or appends the same records again (rule
-54).
+A `FailedRecord` has failed for good; its state is MOVING. It stays in the queue until its copy is
+in the target's log. The copy gets there by a numbered *move*: the records to append and the move's
+number are kept before the append. So a later leader finds the copy in the target, or appends the
+same records again (rule 54).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ which has a limit (`queue_states.WRITE_BYTES_MAX`)."""
 Outcome = Literal["dead", "done"]
 
 
-class Dying(msgspec.Struct, array_like=True, frozen=True):
+class FailedRecord(msgspec.Struct, array_like=True, frozen=True):
     """A record that failed for good: after the most deliveries, or since it was rejected."""
 
     offset: int
@@ -52,4 +52,4 @@ class Move(msgspec.Struct, array_like=True, frozen=True):
     scan_from: int
     scan_epoch: int | None
     crc: int
-    records: tuple[Dying, ...]
+    records: tuple[FailedRecord, ...]

@@ -167,7 +167,7 @@ class OffsetStates:
                 offsets.changed.add(number)
         for number in offsets._missing(first, end):
             offsets.blocks[number] = Block()
-        moving = [*kept.dying]
+        moving = [*kept.failed]
         moving += [record.offset for move in kept.moves.values() for record in move.records]
         for offset in moving:
             moved = offsets.blocks.get(offset >> BLOCK_BITS)

@@ -21,7 +21,7 @@ import msgspec
 from rayq.core.large.holds import Hold
 from rayq.core.queues.block import BLOCK_OFFSETS, Block
 from rayq.core.queues.delays import Delay
-from rayq.core.queues.moves import Dying, Move
+from rayq.core.queues.moves import FailedRecord, Move
 from rayq.core.queues.queue_states import KeptRecord
 from rayq.core.record_version import check_version
 from rayq.errors import CorruptBatchError
@@ -29,7 +29,7 @@ from rayq.errors import CorruptBatchError
 VERSION = 1
 HEAD = b"head"
 _BLOCK = b"block"
-_DYING = b"dying"
+_FAILED = b"dying"
 _MOVE = b"move"
 _NUMBER_BYTES = 8
 _MASK_BYTES = BLOCK_OFFSETS // 8
@@ -50,7 +50,7 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 
 class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     """Sets of offsets are bytes, little-endian, without zeros at the end. Learned offsets in none
-    of them are ready (or dying, or in a move, by records of their own). `due`: `(index, due_ms,
+    of them are ready (or failed, or in a move, by records of their own). `due`: `(index, due_ms,
     length_ms)`, see `Delay`."""
 
     version: int
@@ -63,9 +63,9 @@ class _StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     """Locked offsets whose delivery does not count yet. An older rayq counts it."""
 
 
-class _StoredDying(msgspec.Struct, array_like=True, frozen=True):
+class _StoredFailedRecord(msgspec.Struct, array_like=True, frozen=True):
     version: int
-    dying: Dying
+    failed: FailedRecord
 
 
 class _StoredMove(msgspec.Struct, array_like=True, frozen=True):
@@ -78,14 +78,14 @@ class Kept(NamedTuple):
 
     head: Head
     blocks: dict[int, Block]
-    dying: dict[int, Dying]
+    failed: dict[int, FailedRecord]
     moves: dict[int, Move]
 
 
 _encoder = msgspec.msgpack.Encoder()
 _head_decoder = msgspec.msgpack.Decoder(Head)
 _block_decoder = msgspec.msgpack.Decoder(_StoredBlock)
-_dying_decoder = msgspec.msgpack.Decoder(_StoredDying)
+_failed_decoder = msgspec.msgpack.Decoder(_StoredFailedRecord)
 _move_decoder = msgspec.msgpack.Decoder(_StoredMove)
 
 
@@ -118,9 +118,9 @@ def block_record(number: int, block: Block | None) -> KeptRecord:
     return key, _encoder.encode(stored)
 
 
-def dying_record(offset: int, dying: Dying | None) -> KeptRecord:
-    key = _DYING + offset.to_bytes(_NUMBER_BYTES)
-    return key, None if dying is None else _encoder.encode(_StoredDying(VERSION, dying))
+def failed_record(offset: int, failed: FailedRecord | None) -> KeptRecord:
+    key = _FAILED + offset.to_bytes(_NUMBER_BYTES)
+    return key, None if failed is None else _encoder.encode(_StoredFailedRecord(VERSION, failed))
 
 
 def move_record(move_id: int, move: Move | None) -> KeptRecord:
@@ -134,7 +134,7 @@ def decode(records: Iterable[KeptRecord]) -> Kept | None:
     UnsupportedFormatError for those of a newer rayq."""
     head: Head | None = None
     blocks: dict[int, Block] = {}
-    dying: dict[int, Dying] = {}
+    failed: dict[int, FailedRecord] = {}
     moves: dict[int, Move] = {}
     for key, value in records:
         if value is None:
@@ -147,8 +147,8 @@ def decode(records: Iterable[KeptRecord]) -> Kept | None:
             kind, number = key[:-_NUMBER_BYTES], int.from_bytes(key[-_NUMBER_BYTES:])
             if kind == _BLOCK:
                 blocks[number] = _block(_block_decoder.decode(value))
-            elif kind == _DYING:
-                dying[number] = _dying_decoder.decode(value).dying
+            elif kind == _FAILED:
+                failed[number] = _failed_decoder.decode(value).failed
             elif kind == _MOVE:
                 moves[number] = _move_decoder.decode(value).move
             else:
@@ -157,7 +157,7 @@ def decode(records: Iterable[KeptRecord]) -> Kept | None:
             raise CorruptBatchError(
                 f"A record of __queue_state with key {key!r} is not a queue's: {error}"
             ) from error
-    return None if head is None else Kept(head, blocks, dying, moves)
+    return None if head is None else Kept(head, blocks, failed, moves)
 
 
 def _bytes(mask: int) -> bytes:

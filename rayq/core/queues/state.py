@@ -351,7 +351,7 @@ class QueueState:
                 failures = count - count_of(block.excused, bit)
                 if self._is_last(failures):
                     error = f"It was given back after delivery {failures}, the last one it has."
-                    self._die(number, block, bit, failures, DELIVERIES, error, holder)
+                    self._fail_for_good(number, block, bit, failures, DELIVERIES, error, holder)
                 elif (delay := delay_of(base + index, failures, delay_ms)) is not None:
                     self.offsets.delay(number, block, bit, LOCKED, delay, holder)
                 else:
@@ -399,7 +399,7 @@ class QueueState:
         ) -> int:
             if live:
                 failures = count - count_of(block.excused, live)
-                self._die(number, block, live, failures, reason, error, holder)
+                self._fail_for_good(number, block, live, failures, reason, error, holder)
             return live | named & block.moving
 
         singles = ((offset, offset, count, error) for offset, count, error in locks)
@@ -548,7 +548,7 @@ class QueueState:
                 raise_counts(block.excused, bit)
             elif self._is_last(failures):
                 error = f"Nobody settled delivery {failures}, the last one it has, in its time."
-                self._die(number, block, bit, failures, DELIVERIES, error, holder)
+                self._fail_for_good(number, block, bit, failures, DELIVERIES, error, holder)
                 continue
             self.offsets.free(number, block, bit, LOCKED, holder)
 
@@ -566,7 +566,7 @@ class QueueState:
             elif not block.moving & bit:
                 return
 
-    def _die(
+    def _fail_for_good(
         self, number: int, block: Block, bit: int, count: int, reason: str, error: str, holder: str
     ) -> None:
         if self.config.dead_letters == "discard":
@@ -575,7 +575,7 @@ class QueueState:
             return
         self.offsets.transition(number, block, bit, LOCKED, MOVING, holder)
         offset = (number << BLOCK_BITS) + bit.bit_length() - 1
-        self.moves.add_dying(offset, count, reason, error)
+        self.moves.add_failed(offset, count, reason, error)
 
     def free_holders(self, holders: Set[str]) -> int:
         """Frees the records of holders that are gone: they are ready, or dead letters after the
@@ -594,7 +594,7 @@ class QueueState:
     def expire(self, now_s: float) -> int:
         """Frees the expired locks, as `free_holders` does. Returns their number."""
         before = self.locked
-        tick = self.offsets.lock_times.tick(now_s)
+        tick = self.offsets.lock_times.tick_at(now_s)
         for number in self.offsets.lock_times.ended(tick):
             block = self.offsets.blocks.get(number)
             if block is None:

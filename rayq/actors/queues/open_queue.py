@@ -44,7 +44,7 @@ class _Now(TypedDict):
     now_s: float
 
 
-class QueuePartition:
+class OpenQueue:
     """See the module. Call `begin`, then `serve`, which raises the error that ends the opening;
     `end` is final. `takes` and `owners` outlive an opening."""
 
@@ -272,13 +272,13 @@ class QueuePartition:
         except Exception as error:
             self.failed(error)
             raise
-        dying = request.rejects or request.failures
-        if request.nacks or dying or request.releases:
+        may_move = bool(request.rejects or request.failures)
+        if request.nacks or may_move or request.releases:
             self.moves.wake()
             self.wake()
         elif len(self.takes):
             self.wake()
-        is_urgent = not request.may_linger or request.nacks or dying or request.begins
+        is_urgent = not request.may_linger or request.nacks or may_move or request.begins
         kept = self.commits.kept(may_linger=not is_urgent)
         if kept is None:
             return messages.SettleResponse(lost, self._wanted())

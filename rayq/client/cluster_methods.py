@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # Only Python 3.13 has defaults for type variables; type chec
     SentKeyT = TypeVar("SentKeyT", default=bytes)
 
 
-class ClientFactory:
+class ClusterMethods:
     """The methods of `Cluster` that make producers, consumers, queues and admins."""
 
     def __init__(self, access: ClusterAccess) -> None:

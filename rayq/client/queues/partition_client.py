@@ -42,15 +42,15 @@ class ResolvedQueue:
 class PartitionListener(Protocol):
     """Receiver of a partition's events."""
 
-    def arrived(self, partition: QueuePartition) -> None:
+    def arrived(self, partition: QueuePartitionClient) -> None:
         """A take was answered, or failed."""
         ...
 
-    def doubts(self, partition: QueuePartition, error: RayqError) -> None:
+    def doubts(self, partition: QueuePartitionClient, error: RayqError) -> None:
         """The leader reports that there is no such queue, or topic."""
         ...
 
-    def failed(self, partition: QueuePartition, error: RayqError) -> None:
+    def failed(self, partition: QueuePartitionClient, error: RayqError) -> None:
         """A take failed for a reason that no retry fixes."""
         ...
 
@@ -58,12 +58,12 @@ class PartitionListener(Protocol):
         """A user's acknowledgement came too late."""
         ...
 
-    def wanted(self, partition: QueuePartition, count: int) -> None:
+    def wanted(self, partition: QueuePartitionClient, count: int) -> None:
         """`count` other consumers are idle, and the leader has no records for them."""
         ...
 
 
-class QueuePartition:
+class QueuePartitionClient:
     """See the module."""
 
     def __init__(
