@@ -167,7 +167,7 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes up to 1,000 objects; a missing one is no error."""
+        """Deletes up to 1,000 objects; a missing one is not an error."""
         ...
 
     async def sign(self, name: str, expires_s: float) -> str:

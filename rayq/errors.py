@@ -147,8 +147,9 @@ class RecordTooLargeError(RayqError, ValueError):
 
 
 class InvalidRecordError(RayqError, ValueError):
-    """A produced batch that no reader could read although its CRC is right (a body that is no batch
-    body, other counts than its header's), or with attributes that are not for producers to set."""
+    """A produced batch that no reader could read although its CRC is right (a body that is not a
+    batch body, other counts than its header's), or with attributes that are not for producers to
+    set."""
 
 
 class InvalidTimestampError(RayqError, ValueError):
@@ -564,7 +565,7 @@ class RemoteDeniedError(RemoteStorageError):
 
 class RemoteListError(RemoteStorageError):
     """The object store listed names that cannot follow what it was asked for: outside the prefix,
-    not in order, twice, or not behind where the list was to go on. By such a list nothing is
+    not in order, twice, or not behind where the list was to continue. By such a list nothing is
     deleted, restored or adopted. The message names the store and the name that it gave."""
 
 

@@ -83,7 +83,7 @@ class JobTransaction(NamedTuple):
         if name is not None and name == answer.last_name:
             raise AlreadyCommittedError(
                 f"The batch write {name!r} of {transactional_id!r} is committed, and a name "
-                "commits once: nothing was written. Go on with what comes after it."
+                "commits once: nothing was written. Continue with what comes after it."
             )
         transaction = JobTransaction(
             client, transactional_id, name, owner, answer.family, answer.epoch, timeout_s

@@ -461,7 +461,8 @@ def end_offsets(ranges: Iterable[Split]) -> dict[TopicPartition, int]:
         if split.without:
             raise InvalidRequestError(
                 f"The range of {split.topic}-{split.partition} leaves out {len(split.without)} "
-                "transactions that were not decided when it was taken, so nothing can go on at its "
+                "transactions that were not decided when it was taken, so nothing can continue at "
+                "its "
                 'end. Take it with ending_offsets="last_stable", the next ones too.'
             )
         ends[split.place] = split.end

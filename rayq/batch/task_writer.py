@@ -148,7 +148,7 @@ def job_for(
 ) -> WriteJob:
     """The job that the caller kept, else a new one. A job that is a transaction begins again,
     because the cluster may have ended the kept one. Raises InvalidRequestError for a job of another
-    topic, and for one that is no transaction if it is to be `atomic`; and the errors of
+    topic, and for one that is not a transaction if it is to be `atomic`; and the errors of
     `begin_write`."""
     if kept is None:
         client, _ = cluster.shared_client()
@@ -167,7 +167,8 @@ def job_for(
         return begun._replace(topic_id=kept.topic_id)
     if atomic:
         raise InvalidRequestError(
-            "The job is no transaction: begin_write makes one with a transactional_id and a name."
+            "The job is not a transaction: begin_write makes one with a transactional_id and a "
+            "name."
         )
     return kept
 

@@ -105,7 +105,7 @@ def filter_of(conditions: list[str] | None, now_ms: int) -> Filter:
 
 def _no_condition(text: str) -> WrongUseError:
     return WrongUseError(
-        f"{text!r} is no condition: error=PART, key=KEY, since=TIME or header=NAME=VALUE."
+        f"{text!r} is not a condition: error=PART, key=KEY, since=TIME or header=NAME=VALUE."
     )
 
 
@@ -114,7 +114,7 @@ def rate_per_s(text: str) -> float:
     found = _RATE.fullmatch(text.strip())
     rate = float(found[1]) / _SECONDS[found[2]] if found else 0.0
     if rate <= 0:
-        raise WrongUseError(f"{text!r} is no rate: such as 100/s or 30/m.")
+        raise WrongUseError(f"{text!r} is not a rate: such as 100/s or 30/m.")
     return rate
 
 
@@ -368,6 +368,6 @@ def _place(text: str) -> tuple[int, int]:
     partition, slash, offset = text.partition("/")
     if not (slash and is_number(partition) and is_number(offset)):
         raise WrongUseError(
-            f"{text!r} is no dead letter's id: PARTITION/OFFSET, such as 0/7."
+            f"{text!r} is not a dead letter's id: PARTITION/OFFSET, such as 0/7."
         )
     return int(partition), int(offset)

@@ -274,13 +274,13 @@ def _headers(text: bytes) -> Headers:
         name, equals, value = pair.partition(b"=")
         if not equals:
             raise InvalidRequestError(
-                f"{shown(text)} are no headers: {shown(pair)} has no =. Where a value has a comma, "
-                "give records in JSON."
+                f"{shown(text)} are not headers: {shown(pair)} has no =. Where a value has a "
+                "comma, give records in JSON."
             )
         try:
             found.append((name.decode(), value))
         except UnicodeDecodeError:
-            raise InvalidRequestError(f"The name of header {shown(pair)} is no UTF-8.") from None
+            raise InvalidRequestError(f"The name of header {shown(pair)} is not UTF-8.") from None
     return found
 
 
@@ -288,7 +288,7 @@ def _number(text: bytes | None, what: str) -> int | None:
     if text is None:
         return None
     if not is_number(text.strip()):
-        raise InvalidRequestError(f"{shown(text)} is no {what}.")
+        raise InvalidRequestError(f"{shown(text)} is not a valid {what}.")
     return int(text)
 
 
@@ -304,14 +304,14 @@ def parse_json(line: bytes) -> Given:
     try:
         given = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{shown(line)} is no JSON: {error}") from None
+        raise InvalidRequestError(f"{shown(line)} is not JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError(f"{shown(line)} is nested too deeply.") from None
     if not isinstance(given, dict) or "value" not in given:
-        raise InvalidRequestError(f'{shown(line)} is no object with a "value".')
+        raise InvalidRequestError(f'{shown(line)} is not an object with a "value".')
     unknown = given.keys() - set(_JSON_FIELDS)
     if unknown:
-        raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is no field of a record.")
+        raise InvalidRequestError(f"{shown(line)}: {min(unknown)!r} is not a field of a record.")
     headers = given.get("headers")
     # `decode` returns only the last value of a name that occurs twice.
     if isinstance(headers, dict) or any(line.count(b'"%b"' % field) > 1 for field in _JSON_NAMES):

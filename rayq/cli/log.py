@@ -188,8 +188,8 @@ def _batches(disk: LocalDisk, path: str, from_offset: int) -> Iterator[Batch]:
         segments = [path]
     if not segments or not all(segment.endswith(LOG_SUFFIX) for segment in segments):
         raise InvalidRequestError(
-            f"{path} is no segment ({LOG_SUFFIX}) and no partition's directory: name one, or a "
-            "partition with --partition TOPIC/N."
+            f"{path} is neither a segment ({LOG_SUFFIX}) nor a partition's directory: name one, or "
+            "a partition with --partition TOPIC/N."
         )
     for segment in segments:
         file = disk.open(segment, writable=False)

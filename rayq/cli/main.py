@@ -122,7 +122,7 @@ def run(arguments: Sequence[str], closed: Sequence[str] = ()) -> int:
     except OSError as error:
         return _fail(_system_error(error, closed), FAILED)
     except UnicodeEncodeError as error:
-        return _fail(f"{error.object!r} is no {error.encoding}.", FAILED)
+        return _fail(f"{error.object!r} is not {error.encoding}.", FAILED)
 
 
 def _quit(number: int, _frame: object) -> None:

@@ -124,7 +124,7 @@ def _move(text: str) -> tuple[TopicPartition, list[int]]:
     try:
         return topic_partition(place), partition_numbers(brokers)
     except InvalidRequestError:
-        raise WrongUseError(f"{text!r} is no move: such as flights/0=1,2,3.") from None
+        raise WrongUseError(f"{text!r} is not a move: such as flights/0=1,2,3.") from None
 
 
 class _PlannedMove(msgspec.Struct):
@@ -146,7 +146,7 @@ def _read_plan(path: str) -> Iterable[tuple[TopicPartition, list[int]]]:
         found = msgspec.json.decode(data, type=_PlanFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
-            f"{path} is no plan: {error}. It has the form "
+            f"{path} is not a plan: {error}. It has the form "
             '{"partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}.'
         ) from error
     return [

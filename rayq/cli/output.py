@@ -179,7 +179,7 @@ def numbers(values: Iterable[int]) -> str:
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None, *, wanted: bool = True) -> Iterator[Advance]:
-    """Shows a bar on stderr while work is under way; no bar where stderr is no terminal."""
+    """Shows a bar on stderr while work is under way; no bar where stderr is not a terminal."""
     if not wanted or not sys.stderr.isatty():
         yield lambda _: None
         return

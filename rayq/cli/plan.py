@@ -191,7 +191,7 @@ def records_per_s(text: str) -> float:
         )
     found = _RATE.fullmatch(given)
     if found is None:
-        raise WrongUseError(f"{text!r} is no rate of records: such as 500/s, 20k/s or 1M/s.")
+        raise WrongUseError(f"{text!r} is not a rate of records: such as 500/s, 20k/s or 1M/s.")
     return float(Decimal(found[1]) * _THOUSANDS[found[2]])
 
 
@@ -274,7 +274,7 @@ def _numbers_in(path: Path, names: tuple[str, ...]) -> dict[str, float]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise InputError(f"{path} is no JSON object of numbers.")
+        raise InputError(f"{path} is not a JSON object of numbers.")
     for name, value in found.items():
         if name not in names:
             raise InputError(f"{path}: unknown key {name!r}. Known: {', '.join(names)}.")

@@ -35,7 +35,7 @@ PENDING_MAX = 10_000
 oldest."""
 PREFETCHED_MAX = 500
 KEY_BYTES_MAX = 65_536
-"""A longer key is no variable: a program takes 128 KiB in each."""
+"""A longer key is not a variable: a program takes 128 KiB in each."""
 ERROR_CHARACTERS = 1_000
 """The maximum size of the tail of a command's stderr that goes into its record's error."""
 
@@ -102,7 +102,7 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromtimestamp(time_ms(text, output.now_ms()) / 1000, tz=UTC)
     except (ValueError, OverflowError):
-        raise WrongUseError(f"{text!r} is no time that a record can wait for.") from None
+        raise WrongUseError(f"{text!r} is not a time that a record can wait for.") from None
 
 
 def take(

@@ -32,7 +32,7 @@ class MetricsServer(ThreadingHTTPServer):
         elif port.isdecimal():
             address = parse_address(where)
         else:
-            raise ConfigError(f"{where!r} is no place to listen: give PORT or HOST:PORT.")
+            raise ConfigError(f"{where!r} is not a place to listen: give PORT or HOST:PORT.")
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self._cluster = cluster
         self._asking = threading.Lock()

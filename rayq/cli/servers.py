@@ -191,7 +191,7 @@ def _check_node_ip(node_ip: str, ray_address: str | None) -> None:
     try:
         is_loopback = ipaddress.ip_address(node_ip).is_loopback
     except ValueError:
-        raise typer.BadParameter(f"--node-ip-address {node_ip!r} is no IP address") from None
+        raise typer.BadParameter(f"--node-ip-address {node_ip!r} is not an IP address") from None
     if is_loopback:
         raise typer.BadParameter(
             "Ray cannot be on a loopback address; for brokers that only this machine reaches say "

@@ -10,7 +10,7 @@ _UNSEEN = re.compile(
     "\x00-\x1f\x7f-\x9f"  # C0 (ESC among them), DEL and C1 (which has a CSI of its own)
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # what turns the order of letters round
     "\u2028\u2029"  # ends of lines
-    "\ud800-\udfff"  # bytes that were no UTF-8
+    "\ud800-\udfff"  # bytes that were not UTF-8
     "]"
 )
 

@@ -102,7 +102,7 @@ def duration_ms(text: str, bare_ms: int | None = None) -> int:
 
 
 def _no_duration(text: str) -> WrongUseError:
-    return WrongUseError(f"{text!r} is no duration: such as 500ms, 30s, 12h or 7d.")
+    return WrongUseError(f"{text!r} is not a duration: such as 500ms, 30s, 12h or 7d.")
 
 
 def size_bytes(text: str) -> int:
@@ -110,7 +110,7 @@ def size_bytes(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     factor = found and _SIZES.get(found[2].lower())
     if found is None or factor is None:
-        raise WrongUseError(f"{text!r} is no size: such as 4096, 64KiB or 50MB.")
+        raise WrongUseError(f"{text!r} is not a size: such as 4096, 64KiB or 50MB.")
     number, unit = found.groups()
     if _BITS.fullmatch(unit):
         raise WrongUseError(
@@ -131,7 +131,7 @@ def _whole(text: str, number: str, factor: int, what: str) -> int:
     if not exact < NUMBER_END:
         raise WrongUseError(f"{text!r} is too large: such as no clock or disk has.")
     if exact != int(exact):
-        raise WrongUseError(f"{text!r} is no whole number of {what}, such as {int(exact)}.")
+        raise WrongUseError(f"{text!r} is not a whole number of {what}, such as {int(exact)}.")
     return int(exact)
 
 
@@ -157,7 +157,7 @@ def time_ms(text: str, now_ms: int) -> int:
         found, other = (round(moment.replace(fold=n).timestamp() * 1000) for n in (0, 1))
     except (ValueError, OverflowError):
         raise WrongUseError(
-            f"{text!r} is no time: such as 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
+            f"{text!r} is not a time: such as 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
         ) from None
     if found != other:  # Clocks are set back, and it comes twice; or forward, and it never comes.
         first, second = (datetime.fromtimestamp(ms / 1000).astimezone() for ms in (found, other))
@@ -196,8 +196,8 @@ def where(text: str, now_ms: int) -> Where:
     if given.startswith("-") and is_number(given[1:]):
         return Where("last", int(given[1:]))
     raise WrongUseError(
-        f"{text!r} is no position: beginning, end, an offset, -N for the last N, or @time (such as "
-        "@-1h or @2013-01-31T12:00:00Z)."
+        f"{text!r} is not a position: beginning, end, an offset, -N for the last N, or @time (such "
+        "as @-1h or @2013-01-31T12:00:00Z)."
     )
 
 
@@ -229,8 +229,8 @@ def pair(text: str, what: str) -> tuple[str, str]:
     other_name, colon, other_value = text.partition(":")
     if equals and colon and len(other_name) < len(name):
         raise WrongUseError(
-            f"{text!r} is no {what}: it could be {other_name!r} with {other_value!r}, or {name!r} "
-            f"with {value!r}. A name has no colon here; records in JSON can say all."
+            f"{text!r} is ambiguous: the {what} could be {other_name!r} with {other_value!r}, or "
+            f"{name!r} with {value!r}. A name cannot have a colon here; use JSON records for that."
         )
     if not equals:
         name, equals, value = other_name, colon, other_value
@@ -240,7 +240,7 @@ def pair(text: str, what: str) -> tuple[str, str]:
                 f"{name}={value}."
             )
     if not (name and equals):
-        raise WrongUseError(f"{text!r} is no {what}: give name=value.")
+        raise WrongUseError(f"{text!r} is not a {what}: give name=value.")
     return name, value
 
 
@@ -255,7 +255,7 @@ def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"{assignment!r} is no config: give key=value.")
+            raise ConfigError(f"{assignment!r} is not a config: give key=value.")
         name = key.strip().replace(".", "_")
         known = name in hints
         if key.strip() in values:
@@ -293,13 +293,13 @@ def _config_value(name: str, text: str, hint: Any) -> Any:
             if _is_size(name):
                 return size_bytes(text)
             if not _WHOLE.fullmatch(text):
-                raise ValueError("it is no whole number, such as 3.")
+                raise ValueError("it is not a whole number, such as 3.")
             return int(text)
         if float in kinds:
             if name.endswith("_s") and _NUMBER.fullmatch(text):
                 return duration_ms(text, bare_ms=1000) / 1000
             if not text.isascii():
-                raise ValueError("it is no number, such as 0.5.")
+                raise ValueError("it is not a number, such as 0.5.")
             return float(text)
         if dict in kinds:
             return json.loads(text, object_pairs_hook=once)

@@ -41,13 +41,13 @@ def parse_address(address: str | Address) -> Address:
         raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
     if ":" in host and not (port and _is_ipv6(host)):
         raise ConfigError(
-            f"{address!r} is no address: where does the host end? An IPv6 address stands in "
-            f"brackets, such as [::1]:{DEFAULT_PORT}; between addresses stand commas."
+            f"{address!r} is not an address: it is unclear where the host ends. An IPv6 address "
+            f"stands in brackets, such as [::1]:{DEFAULT_PORT}; between addresses stand commas."
         )
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:9]) < 65_536
     if not is_port or not (_NAME.fullmatch(host) or _is_ipv6(host)):
         raise ConfigError(
-            f"{address!r} is no address: give host:port, such as node1:{DEFAULT_PORT}."
+            f"{address!r} is not an address: give host:port, such as node1:{DEFAULT_PORT}."
         )
     return host, int(port)
 

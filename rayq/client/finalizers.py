@@ -198,7 +198,7 @@ def _settle() -> None:
         except asyncio.TimeoutError:
             logger.error(
                 "%s was never closed, and its leaders did not answer before the program ended: "
-                "what it settled last may come again. Close it, or use it in a `with` block.",
+                "what it settled last may be redelivered. Close it, or use it in a `with` block.",
                 name,
             )
         except Exception:

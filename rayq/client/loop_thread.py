@@ -42,7 +42,9 @@ class LoopThread:
                     threading.Event().wait()
                 self.loop.close()  # it was stopped
             except BaseException:  # SystemExit ends a loop, and this one may serve all threads.
-                logger.exception("a callback tried to end the event loop of a thread; it goes on")
+                logger.exception(
+                    "a callback tried to end the event loop of a thread; the loop continues"
+                )
 
     @property
     def is_current(self) -> bool:

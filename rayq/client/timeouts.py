@@ -58,7 +58,7 @@ def takes_timeout(function: Callable[P, T]) -> Callable[P, T]:
 
 def time_left_s(now_s: float, deadline_s: float) -> float:
     """Seconds until the deadline of a call. Raises TimeoutError once it is over: servers that
-    answer at once would else have the call go on for as long as they like."""
+    answer at once would else have the call continue for as long as they like."""
     left_s = deadline_s - now_s
     if left_s <= 0:
         raise TimeoutError(

@@ -108,9 +108,9 @@ _CLUSTER = {
 _PRODUCER = {
     "isolation_level": "say isolation_level= to cluster.consumer",
     "topic": "the topic is named by `send`",
-    "retries": "say delivery_timeout_ms=: retries go on for so long",
+    "retries": "say delivery_timeout_ms=: retries continue for that time",
     "message_timeout_ms": "say delivery_timeout_ms=",
-    "message_send_max_retries": "say delivery_timeout_ms=: retries go on for so long",
+    "message_send_max_retries": "say delivery_timeout_ms=: retries continue for that time",
     "compression": "say compression_type=",
     "compression_codec": "say compression_type=",
     "request_required_acks": "say acks=",

@@ -27,15 +27,15 @@ def check_url(
     place = _IPV6.sub("", rest.partition("/")[0])
     problem = None
     if not colon or not _SCHEME.fullmatch(scheme) or not rest.strip("/"):
-        problem = "is no URL, scheme://place/path"
+        problem = "is not a URL, scheme://place/path"
     elif schemes is not None and scheme not in schemes:
         problem = f"begins with none of {', '.join(f'{name}://' for name in schemes)}"
     elif ("@" in rest and not allows_user) or "?" in rest or "#" in rest or "%" in place:
         problem = "holds a user, a password or options"
     elif re.search(r"[][]|:(?![0-9]+$)", place):
-        problem = "holds a password, or a port that is no number"
+        problem = "holds a password, or a port that is not a number"
     elif ".." in rest.split("/") or not rest.isprintable():
-        problem = "is no plain path: it has `..`, or characters that cannot be shown"
+        problem = "is not a plain path: it has `..`, or characters that cannot be shown"
     if problem is not None:
         raise ConfigError(
             f"{what} {problem}. It is kept and shown, so it says only where the objects are: "

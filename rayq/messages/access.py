@@ -130,7 +130,7 @@ class TokenMetadata(msgspec.Struct, array_like=True, frozen=True):
 class PrincipalMetadata(msgspec.Struct, array_like=True, frozen=True):
     name: str
     salt: bytes
-    """Salt of its tokens. It is no secret: anybody who begins a handshake gets it."""
+    """Salt of its tokens. It is not secret: anybody who begins a handshake gets it."""
     created_ms: int
     tokens: list[TokenMetadata]
     """The oldest first; also those that have expired."""

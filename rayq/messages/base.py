@@ -92,7 +92,7 @@ class Request(msgspec.Struct, Generic[ResponseT_co], array_like=True, frozen=Tru
     answered_by: ClassVar[tuple[Answerer, ...]]
     """Each of them has a handler for it (`rayq.actors.handlers`)."""
     rights: ClassVar[Rights] = None
-    """The rights that a client needs who is no superuser, beside those that
+    """The rights that a client needs who is not a superuser, beside those that
     `rayq.core.access.rights` finds in the request's content. () says that each client may send it.
     None: only servers send it."""
     sent_by_clients: ClassVar[bool] = False

@@ -74,7 +74,7 @@ class Throttled(Response, frozen=True):
 
     quota: str
     throttle_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
-    """0: the client may go on."""
+    """0: the client may continue."""
 
 
 THROTTLED_API = 154

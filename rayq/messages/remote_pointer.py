@@ -37,7 +37,7 @@ class RemotePointer(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def name(self) -> RemoteName | None:
-        """The manifest's name in its parts. None: it is no name of a manifest."""
+        """The manifest's name in its parts. None: it is not the name of a manifest."""
         name = parse_name(self.manifest)
         return None if name is None or name.kind is not ObjectKind.MANIFEST else name
 
@@ -57,7 +57,7 @@ def what_is_wrong(pointer: RemotePointer) -> str | None:
         return f"the epoch of the record before {pointer.end} is {pointer.end_epoch}"
     name = pointer.name
     if name is None:
-        return f"{pointer.manifest!r} is no name of a manifest"
+        return f"{pointer.manifest!r} is not the name of a manifest"
     if name.number != pointer.version or name.leader_epoch > pointer.leader_epoch:
         return (
             f"{pointer.manifest!r} is version {name.number} of epoch {name.leader_epoch}, not "

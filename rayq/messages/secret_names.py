@@ -3,7 +3,7 @@
 The owner of a transactional id ends its transactions, a member commits and leaves under its member
 id, a consumer of a queue settles under its holder name. Each draws its name at random, and sends it
 only to the coordinator or leader that it asks. Answers, errors and logs have the beginning of it. A
-holder name has the consumer's host and process in front, which are no secret: `host:pid/random`.
+holder name has the consumer's host and process in front, which are not secret: `host:pid/random`.
 """
 
 from __future__ import annotations

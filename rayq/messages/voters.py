@@ -59,7 +59,7 @@ class ReadMetadataLogResponse(Response, frozen=True):
     is_last: bool
     snapshot_bytes: int | None = None
     """Size of the snapshot of which that record is a part; there are no other entries then. None:
-    it is no part of a snapshot."""
+    it is not part of a snapshot."""
 
 
 class ReadMetadataLog(ToBroker[ReadMetadataLogResponse], frozen=True):

@@ -357,7 +357,7 @@ class PoolMember(Member):
             await consumer.seek(place, offset)  # It is tried again.
             return False
         if self._config.dead_letter_topic is None or place is None:
-            self._note(f"{error} (With a dead_letter_topic the pool goes on by itself.)")
+            self._note(f"{error} (With a dead_letter_topic the pool continues without it.)")
             return False
         assert offset is not None and next_offset is not None
         stand_in = Record(

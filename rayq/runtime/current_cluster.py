@@ -80,7 +80,7 @@ def cluster_of(
     client_id: str = "",
 ) -> Cluster:
     """Asks no server yet. `key` None: that of the token in `current`. Raises ConfigError for what
-    is no address, token or config."""
+    is not an address, token or config."""
     return Cluster(
         current.brokers,
         client_key_of(current.token) if key is None else key,

@@ -90,7 +90,7 @@ class FileStore:
     def _path(self, name: str) -> str:
         is_plain = not any(part == "" or part.startswith(".") for part in name.split("/"))
         if not is_plain or not is_unicode(name) or "\0" in name:
-            raise InvalidRequestError(f"{name!r} is no name of an object.")
+            raise InvalidRequestError(f"{name!r} is not the name of an object.")
         return f"{self._directory}/{name}"
 
     async def _run(

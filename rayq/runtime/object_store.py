@@ -117,7 +117,7 @@ def _settings(path: str | None, prefix: str) -> dict[str, Any]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
             f"remote_storage_credentials={path!r} cannot be read: {reason}."
         ) from None

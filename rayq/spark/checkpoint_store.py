@@ -31,7 +31,7 @@ from rayq.storage import checked_file
 from rayq.storage.disk import LocalDisk, LocalFile
 
 ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
-"""Hadoop's paths may look like `s3:/bucket/x`. That is no directory with the name `s3:`."""
+"""Hadoop's paths may look like `s3:/bucket/x`. That is not a directory with the name `s3:`."""
 LOCK = "lock"
 LEASE_S = 30.0
 """A lease ends when its holder has not renewed it for this long."""
@@ -302,7 +302,7 @@ class LeaseLock:
     does not grow for `LEASE_S`, the holder is dead; a holder of this boot and pid namespace whose
     process is gone counts as dead at once. No clocks are compared.
 
-    Without a compare-and-swap this is no proof. When two processes take a dead holder's lease at
+    Without a compare-and-swap this is not proof. When two processes take a dead holder's lease at
     the same moment, the later writer wins, and the other finds that out after `SETTLE_S`, or before
     its next batch (`check`). So two processes can decide one batch only if one of them was
     suspended for longer than that between its check and its write.

@@ -75,7 +75,7 @@ def from_json(
     parse, with all columns of `df` and a column `error` (which replaces such a column of an earlier
     attempt), ready for `rayq.spark.write`: a value that is not UTF-8, or not exactly one JSON
     object, or null (a tombstone), or that has a field of another type than `schema` says. A field
-    that is missing, or null, is null. A string field takes any JSON: a value that is no string
+    that is missing, or null, is null. A string field takes any JSON: a value that is not a string
     becomes its text, such as `7` or `{"x":1}`. Numbers may be NaN and Infinity. Raises
     InvalidRequestError.
     """
@@ -158,6 +158,6 @@ def _struct_of(spark: SparkSession, schema: StructType | str) -> StructType:
         return spark.createDataFrame([], schema).schema
     except ParseException as error:
         raise InvalidRequestError(
-            f"{schema!r} is no schema: give a StructType, or DDL such as 'carrier string, delay "
+            f"{schema!r} is not a schema: give a StructType, or DDL such as 'carrier string, delay "
             f"double'. {error}"
         ) from error

@@ -152,7 +152,7 @@ def _settings(conf: Mapping[str, Any]) -> dict[str, str]:
         name = given if "." in given else given.replace("_", ".")
         if not name.startswith(("spark.", "raydp.")):
             raise ConfigError(
-                f"{given!r} is no Spark setting: those are named spark_... or 'spark....'."
+                f"{given!r} is not a Spark setting: those are named spark_... or 'spark....'."
             )
         settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
     for name in _JAVA_OPTION_KEYS:

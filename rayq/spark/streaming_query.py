@@ -250,7 +250,7 @@ class StreamingQuery:
         self._error = StreamingQueryError(
             f"The streaming query {self._name or self._id} of {self._source} ended at batch "
             f"{self._at}: {told(error)}\nA new start from the checkpoint "
-            f"{self._checkpoint.path} goes on there."
+            f"{self._checkpoint.path} continues there."
         )
         self._error.__cause__ = error
         self._status = _status(f"Terminated with exception: {told(error)}")

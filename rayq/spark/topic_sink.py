@@ -56,14 +56,14 @@ class TopicSink:
         if job.last_name is not None and not job.last_name.isdecimal():
             raise CheckpointMismatchError(
                 f"The last transaction of {self._transactional_id!r} has the name "
-                f"{job.last_name!r}, which is no batch of this query: another program uses the id "
-                "of the query, so nobody knows which batches are written. Begin with a new "
+                f"{job.last_name!r}, which is not a batch of this query: another program uses the "
+                "id of the query, so nobody knows which batches are written. Begin with a new "
                 "checkpoint."
             )
         if job.last_name is not None and batch_id < int(job.last_name):
             raise CheckpointMismatchError(
                 f"The checkpoint is at batch {batch_id}, and batch {job.last_name} of this query "
-                "is committed: it is an older copy, or another query uses a copy of it. Going on "
+                "is committed: it is an older copy, or another query uses a copy of it. Continuing "
                 f"would write records to {self._topic} again. Use the newest checkpoint, or begin "
                 "with a new one where the query is to start over."
             )

@@ -107,9 +107,9 @@ class TopicSource:
             message = f"Topics that this query reads were deleted: {', '.join(gone)}."
             if self._fail_on_data_loss:
                 raise UnknownTopicError(
-                    f"{message} fail_on_data_loss=False goes on with the other ones."
+                    f"{message} fail_on_data_loss=False continues with the other ones."
                 )
-            logger.warning("%s Going on with the others (fail_on_data_loss=False).", message)
+            logger.warning("%s Continuing with the others (fail_on_data_loss=False).", message)
         if not names:
             raise UnknownTopicError(f"No topic's name matches the pattern {self.pattern!r} now.")
         return names, [split for split in positions if split.topic in set(names)]

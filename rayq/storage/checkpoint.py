@@ -84,4 +84,4 @@ def read_checkpoint(disk: Disk, directory: str) -> LogCheckpoint | None:
             local_start=values.get("local_start", 0),
         )
     except (ValueError, KeyError) as error:
-        raise StorageError(f"{path} is damaged: it is no checkpoint ({error}).") from error
+        raise StorageError(f"{path} is damaged: it is not a checkpoint ({error}).") from error

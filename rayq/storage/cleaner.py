@@ -66,7 +66,7 @@ STEP_BYTES = 1 * MIB
 SYNC_BYTES = 1 * MIB
 """A pass writes this much between two syncs, so that no other sync waits behind a long one."""
 LEFT_BYTES = 2 * RESERVED_BYTES
-"""A pass leaves this much free space: more than appends must leave, so that they go on."""
+"""A pass leaves this much free space: more than appends must leave, so that they continue."""
 BYTES_PER_KEY = 256
 """The memory of one key in the map while the map grows. Measured: 130 to 230 bytes."""
 DIGEST_BYTES = 16
@@ -131,7 +131,7 @@ class CleaningResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_read: int = 0
     bytes_kept: int = 0
     unreadable_batches: int = 0
-    """The number of batches that stay as they are, since they are no batches of records."""
+    """The number of batches that stay as they are, since they are not batches of records."""
     unreadable_offset: int | None = None
     """The offset of the first of them."""
     peak_memory_bytes: int | None = None
@@ -239,7 +239,7 @@ def _is_aborted(job: CleaningJob, header: BatchHeader) -> bool:
 
 
 def _columns(data: Buffer, position: int, header: BatchHeader) -> Columns | None:
-    """The records of a batch. None: it is no batch of records, although its CRC is right. Raises
+    """The records of a batch. None: it is not a batch of records, although its CRC is right. Raises
     CorruptBatchError where the CRC is wrong."""
     check_body(data, position, header)
     try:

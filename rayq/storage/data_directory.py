@@ -274,7 +274,7 @@ class DataDirectory:
         disk = environment.disk
         try:
             if read_meta(disk, path) is None:
-                raise StorageError(f"{path} is no data directory: {META} is missing.")
+                raise StorageError(f"{path} is not a data directory: {META} is missing.")
             lock = disk.open(f"{path}/{BROKER_LOCK}", create=True)
             holder = DirectoryHolder(
                 pid=environment.pid,
@@ -375,7 +375,7 @@ class DataDirectory:
     def unfinished(self, except_for: Collection[tuple[str, int]] = ()) -> list[str]:
         """The paths of directories that a process began to make for a partition, and that hold
         nothing but its lock and a part of its name; or that a compaction made once more, which
-        went on when the partition had been removed. Those of `except_for` are not looked at."""
+        continued when the partition had been removed. Those of `except_for` are not looked at."""
         found = []
         for path in self._partition_paths(except_for):
             try:

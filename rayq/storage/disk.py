@@ -18,7 +18,7 @@ DIRECTORY_MODE = 0o700
 
 class LocalFile:
     """One file descriptor. It is closed by `close`, or when the last reference to it goes. So a
-    reader in a thread can go on with a file that the log has deleted meanwhile."""
+    reader in a thread can continue with a file that the log has deleted meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor

@@ -281,7 +281,7 @@ class Log:
 
     def append_marker(self, marker: Marker, *, leader_epoch: int, now_ms: int) -> BatchHeader:
         """Appends the marker of a transaction, and returns its stamped header. A marker may use the
-        reserve of the disk: it lets retention go on, which frees space. Raises `DiskFullError`,
+        reserve of the disk: it lets retention continue, which frees space. Raises `DiskFullError`,
         `StorageError`."""
         self._check_usable()
         return self._stamp_and_append(encode_marker(marker), leader_epoch, now_ms, False)
@@ -1011,7 +1011,7 @@ class Log:
 
     def apply_swap(self, plan: SwapPlan, segments: list[Segment]) -> None:
         """Puts the segments that `plan.prepare` returned in the place of the old ones. Reads that
-        run go on with the old ones. Raises `StorageError`."""
+        run continue with the old ones. Raises `StorageError`."""
         self._check_usable()
         try:
             for old, new in zip(plan.replaced, segments, strict=True):

@@ -332,7 +332,7 @@ def first_not_older(
         try:
             columns = decode_columns(data, position, header, check_crc=False)
         except (CorruptBatchError, UnsupportedFormatError):
-            # The CRC is right, and yet this is no batch of records. Its header says that it
+            # The CRC is right, and yet this is not a batch of records. Its header says that it
             # reaches the time, and a reader from there gets the error.
             return max(header.base_offset, start_offset), header.newest_timestamp_ms
         for offset, record_ms in zip(columns.offsets, columns.timestamps_ms, strict=True):

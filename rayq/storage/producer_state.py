@@ -30,7 +30,7 @@ from rayq.storage.open_transactions import (
 BATCHES_REMEMBERED = 5
 """A producer may have this many batches in flight, and may send each of them again."""
 PRODUCER_EXPIRY_MS = DAY_MS
-"""A producer is forgotten when the partition's time has gone on by this since its last append."""
+"""A producer is forgotten when the partition's time has advanced by this since its last append."""
 APPEND_STEP_MAX_MS = 600_000
 """The maximum by which the partition's time advances from one append to the next. So a leader's
 clock that leaps ahead makes no producer expire."""

@@ -144,8 +144,8 @@ def _log_start(directory: str, bases: list[int], checkpoint: LogCheckpoint) -> i
     if first is None and local_start == recovery_point:
         return log_start
     # What is in the object store only leaves the disk after the checkpoint that says so. So a first
-    # segment above the local start is no sign that the log begins there: it would be forgotten what
-    # the store has (KAFKA-15351), or what nobody has.
+    # segment above the local start is not a sign that the log begins there: it would be forgotten
+    # what the store has (KAFKA-15351), or what nobody has.
     is_missing = checkpoint.has_remote_part and first is not None and first > local_start
     if first is None or first > recovery_point or is_missing:
         raise StorageError(

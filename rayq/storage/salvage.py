@@ -2,7 +2,7 @@
 
 Where a header does not match its CRC, nothing says where the next batch begins, so the read
 searches for it. A batch that no reader can decode (`batch.stand_in`) takes the place of the offsets
-between. So readers learn which offsets are damaged, and can go on behind them.
+between. So readers learn which offsets are damaged, and can continue behind them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An offline check of data directories. It reads every batch, index entry and small file.
 
-Nothing is changed. A torn tail above the recovery point is no damage: the next start cuts it.
+Nothing is changed. A torn tail above the recovery point is not damage: the next start cuts it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Report:
     size_bytes: int = 0
     damage: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Findings that are no damage, such as what the next start mends by itself."""
+    """Findings that are not damage, such as what the next start mends by itself."""
 
     @property
     def is_sound(self) -> bool:
@@ -270,7 +270,7 @@ def _unreadable(segment: Segment, position: int, header: BatchHeader) -> str | N
 def _indexes(
     disk: Disk, segment: Segment, starts: dict[int, int], following: int | None, report: Report
 ) -> None:
-    """Checks the indexes. A wrong index is no damage, since the next start rebuilds it."""
+    """Checks the indexes. A wrong index is not damage, since the next start rebuilds it."""
     aborted = segment_path(segment.directory, segment.base_offset, ABORTED_SUFFIX)
     if disk.exists(aborted) and not AbortedIndex().load(disk, segment):
         report.notes.append(f"{aborted} is damaged")

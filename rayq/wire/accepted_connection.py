@@ -354,8 +354,8 @@ class AcceptedConnection(FrameStream):
         kind = REQUESTS.get(api)
         if kind is None:
             raise ProtocolError(
-                f"There is no request of kind {api}: this server is an older rayq, or the client "
-                "is no rayq."
+                f"There is no request of kind {api}: this server runs an older rayq, or the "
+                "client is not rayq."
             )
         if not kind.sent_by_clients and peer.role != "server":
             raise AuthenticationError(

@@ -163,7 +163,7 @@ class Identity:
     broker: int | None
     """The broker id of a broker and of its replica processes."""
     token: PrincipalToken | None = field(default=None, repr=False)
-    """The token of a client that is no superuser; its `key` is then not used."""
+    """The token of a client that is not a superuser; its `key` is then not used."""
     acts_for: str | None = None
     """The principal whose rights the connection has: a server opens it for one, or a client whose
     key is a `principal_key`."""

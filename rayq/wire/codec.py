@@ -32,11 +32,11 @@ def decode(decoder: msgspec.msgpack.Decoder[Message], header: Buffer, what: str)
     try:
         return decoder.decode(header)
     except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise ProtocolError(f"That is no {what} message: {error}") from error
+        raise ProtocolError(f"Not a valid {what} message: {error}") from error
 
 
 def encode_request(request: AnyRequest) -> bytes:
-    """Raises InvalidRequestError for integers beyond 64 bits and for text that is no UTF-8."""
+    """Raises InvalidRequestError for integers beyond 64 bits and for text that is not UTF-8."""
     try:
         return ENCODER.encode(request)
     except OverflowError as error:
@@ -45,8 +45,8 @@ def encode_request(request: AnyRequest) -> bytes:
         ) from error
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"{type(request).__name__} cannot be sent: {error.object!r} is no text that UTF-8 can "
-            "say."
+            f"{type(request).__name__} cannot be sent: {error.object!r} cannot be encoded as "
+            "UTF-8."
         ) from error
 
 

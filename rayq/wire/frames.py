@@ -83,8 +83,8 @@ class FrameParser:
     """Finds frames in a stream of bytes that the transport writes straight into its buffers.
 
     The caller in turn calls `get_buffer`, writes some bytes into it, calls `buffer_updated(count)`,
-    then `next_frame` until it returns None. It may stop before the None and go on later, as long as
-    it asks for no further buffer meanwhile: so reading can be held back without losing a frame.
+    then `next_frame` until it returns None. It may stop before the None and continue later, as long
+    as it asks for no further buffer meanwhile: so reading can be held back without losing a frame.
 
     The connection accepts frames of `version` up to `frame_bytes_max` now. Both change when it is
     authenticated. After a ProtocolError nothing shows where the next frame begins: close the

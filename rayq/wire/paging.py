@@ -14,6 +14,6 @@ def check_advances(before: Place, after: Place | None, what: str) -> None:
     would be asked for forever. Raises ProtocolError; `what` names the list."""
     if after is not None and after <= before:
         raise ProtocolError(
-            f"A page of {what} that begins at {before!r} is said to go on at {after!r}: that never "
-            "ends. What was listed so far is not used."
+            f"A page of {what} that begins at {before!r} is said to continue at {after!r}: that "
+            "never ends. What was listed so far is not used."
         )

@@ -26,7 +26,7 @@ FLUSH_BYTES = 256 * 1024
 
 WRITE_BUFFER_HIGH_BYTES = 1024**2
 WRITE_BUFFER_LOW_BYTES = 256 * 1024
-"""The transport asks to stop writing above the first, and to go on below the second."""
+"""The transport asks to stop writing above the first, and to continue below the second."""
 
 
 class FrameStream(asyncio.BufferedProtocol):
@@ -202,7 +202,7 @@ class FrameStream(asyncio.BufferedProtocol):
             transport.pause_reading()
 
     def release_reading(self) -> None:
-        """Goes on with the frames that have arrived already, then with the network."""
+        """Continues with the frames that have arrived already, then with the network."""
         if not self.is_reading_held:
             return
         self.is_reading_held = False

@@ -1,5 +1,5 @@
 """Requests of clients that have used up a quota: they wait in the server, a limited number of bytes
-of each connection, while its other requests go on.
+of each connection, while its other requests continue.
 
 A client that heeds what it is told (`messages.Throttled`) sends hardly any such requests. One that
 does not, and one that wants no answers, has them parked here, unread. When they are too many, the
@@ -79,7 +79,7 @@ class ParkedRequests:
         self.throttle = throttle
         self._handle = handle
         self._release = release
-        # A produce request may wait while fetches go on, but the order of each stays.
+        # A produce request may wait while fetches continue, but the order of each stays.
         self._lines: dict[bool, deque[Frame]] = {True: deque(), False: deque()}
         self._has_ended = False
         self.bytes = 0

@@ -74,10 +74,10 @@ def key_of_token(token: str, given_by: str = "That") -> bytes:
 
 
 def no_token(text: str, given_by: str) -> ConfigError:
-    """The error for a text that is no token. It never repeats the text, which may be most of a
+    """The error for a text that is not a token. It never repeats the text, which may be most of a
     password. `given_by` says where it came from, such as "RAYQ_TOKEN"."""
     return ConfigError(
-        f"{given_by} is no rayq token: {_why_not(text)}. A token is "
+        f"{given_by} is not a rayq token: {_why_not(text)}. A token is "
         f"{CLUSTER_PREFIX}<43 characters> (the cluster's own: `rayq token` prints it) or "
         f"{PREFIX}<principal>-<43 characters> (a principal's: `rayq token create` printed it). "
         "Copy the whole of it."

@@ -90,7 +90,7 @@ def test_a_queue_that_is_closed_too_soon_says_what_may_come_again(
     [task] = queue.take(1, 30)
     fake.fault(Settle, times=1000, is_lost=True)
     task.ack()
-    with pytest.raises(TimeoutError, match="^close: .* may come again") as told:
+    with pytest.raises(TimeoutError, match="^close: .* may be redelivered") as told:
         queue.close(timeout_s)
     assert "flush" not in str(told.value)
     queue.close()

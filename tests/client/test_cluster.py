@@ -77,7 +77,7 @@ def test_addresses_are_read(given: str, address: tuple[str, int]) -> None:
     ],
 )
 def test_what_is_no_address_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no address|address is host:port alone"):
+    with pytest.raises(ConfigError, match=r"is not an address|address is host:port alone"):
         Cluster(given, b"key")
 
 

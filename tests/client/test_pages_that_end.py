@@ -242,7 +242,7 @@ def test_a_leader_that_has_nothing_where_its_log_begins_is_not_asked_forever(ans
 def test_the_next_page_is_behind_this_one() -> None:
     check_advances(3, 4, "it")
     check_advances(b"", None, "it")
-    with pytest.raises(ProtocolError, match="A page of it that begins at 3 is said to go on at 3"):
+    with pytest.raises(ProtocolError, match="A page of it that begins at 3 is said to continue at 3"):
         check_advances(3, 3, "it")
 
 

@@ -240,7 +240,7 @@ def test_what_put_takes_for_arguments_is_no_text_that_comes_apart(
         task = queue.task(lambda *given, **named: None, name="f")
         with pytest.raises(TypeError, match="a list or a tuple, not "):
             task.put(args)
-        with pytest.raises(TypeError, match="by name are a dict"):
+        with pytest.raises(TypeError, match="kwargs must be a dict"):
             task.put([], [("a", 1)])
     assert fake.values("q") == []
 
@@ -249,7 +249,7 @@ def test_a_builtin_that_does_not_say_what_it_takes_is_no_task(
     faces: Faces, fake: FakeCluster
 ) -> None:
     fake.queues.create("q")
-    with faces.make("queue", "q") as queue, pytest.raises(HandlerError, match="'m' says not what"):
+    with faces.make("queue", "q") as queue, pytest.raises(HandlerError, match="of task 'm'"):
         queue.task(max, name="m")
 
 
@@ -768,4 +768,4 @@ def test_a_worker_waits_for_a_handler_no_longer_than_it_may(
         work_until(faces, queue, is_stuck.is_set, handler, stop_timeout_s=0.05)
         assert not played.done
     may_end.set()
-    assert not played.done and not played.locks, "it was given back"
+    assert not played.done and not played.locks, "it was released"

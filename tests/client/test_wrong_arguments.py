@@ -386,7 +386,7 @@ def rows() -> list[Row]:
             "addresses",
             lambda of, some: of.cluster.add_addresses(some),
             ["", "host:0", "host:port", [("host", "x")]],
-            "is no address",
+            "is not an address",
             ConfigError,
         ),
     ]

@@ -62,7 +62,7 @@ def test_records_that_are_no_json_are_one_line(rayq_command: Command, topic: str
     assert "name of a header" in ran.err, ran
     plan = b'{"partitions": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     ran = rayq_command("cluster", "reassign", "--plan", "-", "-y", stdin=plan)
-    assert ran.code == 1 and ran.err.count("\n") == 1 and "is no plan" in ran.err, ran
+    assert ran.code == 1 and ran.err.count("\n") == 1 and "is not a plan" in ran.err, ran
 
 
 def test_names_that_others_chose_do_not_reach_the_terminal_as_escape_sequences(

@@ -111,7 +111,7 @@ def test_a_broker_is_drained_removed_or_taken_back(
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        ("{", "is no plan"),
+        ("{", "is not a plan"),
         ('{"partitons": []}', "`partitions`"),
         ('{"partitions": [{"topic": "%s", "partition": "0", "replicas": [1]}]}', "partition"),
         ('{"partitions": [{"topic": "%s", "partition": 0, "replicas": "12"}]}', "replicas"),

@@ -67,7 +67,7 @@ def test_the_default_has_no_principal(rayq_command: Command, anna: str) -> None:
         (("producer_byte_rate=1",), "Give a principal first"),
         (("ANNA",), "Give a limit"),
         (("ANNA", "producer_byte_rate"), "is not NAME=VALUE"),
-        (("ANNA", "producer_byte_rate=fast"), "'fast' is no size"),
+        (("ANNA", "producer_byte_rate=fast"), "'fast' is not a size"),
         (("ANNA", "take_rate=5MB"), "'5MB' is not a number"),
         (("ANNA", "producer_bytes_rate=1"), "Did you mean 'producer_byte_rate'?"),
         (("ANNA", "x=1"), "It is one of producer_byte_rate, "),

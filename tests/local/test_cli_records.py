@@ -179,7 +179,7 @@ def test_null_keys_and_values_are_shown_when_asked(rayq_command: Command, topic:
 @pytest.mark.parametrize(
     ("options", "stdin", "said"),
     [
-        (("-f", "json"), b'{"value": "a"}\nno json\n', "Record 2: 'no json' is no JSON"),
+        (("-f", "json"), b'{"value": "a"}\nno json\n', "Record 2: 'no json' is not JSON"),
         (
             ("-K", ":"),
             b"k:v\nnone\n",
@@ -187,7 +187,7 @@ def test_null_keys_and_values_are_shown_when_asked(rayq_command: Command, topic:
         ),
         (("-K", ":", "-H", "a=b"), b"k:v\nnone\n", "Record 2: 'none' has no key"),
         (("-f", "%p %s"), b"0 a\n7 b\n", "Record 2: "),
-        (("-k", "k", "-t", "1h"), b"a\n", "is no time"),
+        (("-k", "k", "-t", "1h"), b"a\n", "is not a time"),
         (("-p", "9"), b"a\n", "9"),
         ((), random.Random(1).randbytes(2**21).replace(b"\n", b""), "-X large_values=chunks"),
         (
@@ -201,7 +201,7 @@ def test_a_record_that_cannot_be_written_is_named(
     rayq_command: Command, topic: str, options: tuple[str, ...], stdin: bytes, said: str
 ) -> None:
     ran = rayq_command("topic", "produce", topic, *options, stdin=stdin)
-    assert ran.code == (2 if said == "is no time" else 1)
+    assert ran.code == (2 if said == "is not a time" else 1)
     assert ran.err.count("\n") == 1
     assert said in ran.err
     # The records before the bad one are there.

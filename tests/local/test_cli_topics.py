@@ -150,9 +150,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (("topic", "alter", "cli-none"), 2, "--set KEY=VALUE"),
         (("topic", "add-partitions", "cli-none"), 2, "one of --num"),
         (("topic", "consume", "cli-none"), 1, "There is no topic 'cli-none'"),
-        (("topic", "consume", "cli-none", "-o", "middle"), 2, "'middle' is no position"),
+        (("topic", "consume", "cli-none", "-o", "middle"), 2, "'middle' is not a position"),
         (("topic", "consume", "cli-none", "-f", "%z"), 2, "%z is unknown"),
-        (("topic", "describe", os.fsdecode(b"\xff")), 1, "no text that UTF-8"),
+        (("topic", "describe", os.fsdecode(b"\xff")), 1, "cannot be encoded as UTF-8"),
         (("topic", "consume", "cli-none", "--json", "-f", "%s"), 2, "--json is a format"),
         (("topic", "produce", "cli-none"), 1, "There is no topic 'cli-none'"),
         (("topic", "produce", "cli-none", "-f", "%k"), 2, "where is the value"),
@@ -173,7 +173,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (("start", "x", "--brokers", "0"), 2, "greater than or equal to 1"),
         (("log", "verify", "/nowhere"), 1, "/nowhere"),
         (("log", "dump", "/tmp"), 1, "/tmp"),
-        (("topic", "list", "--cluster", "nowhere:port"), 2, "no address"),
+        (("topic", "list", "--cluster", "nowhere:port"), 2, "not an address"),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr(

@@ -399,7 +399,7 @@ def test_a_damaged_token_in_the_environment_makes_nobody_the_superuser(
         monkeypatch.setattr(Cluster, "_running_here", running_here)
         for damaged in (f'"{token}"', token.removeprefix("ra"), token[:-1], " "):
             monkeypatch.setenv("RAYQ_TOKEN", damaged)
-            with pytest.raises(ConfigError, match="^RAYQ_TOKEN is no rayq token") as caught:
+            with pytest.raises(ConfigError, match="^RAYQ_TOKEN is not a rayq token") as caught:
                 rayq.connect()
             assert token[-20:-1] not in str(caught.value)
         monkeypatch.setenv("RAYQ_TOKEN", "")
@@ -418,4 +418,4 @@ def test_a_text_that_is_no_token_says_where_it_was_given(
         where = f"What is in {home / 'token'}"
     with pytest.raises(ConfigError) as caught:
         rayq.connect(at, token="rayq-cut" if way == "argument" else None)
-    assert str(caught.value).startswith(f"{where} is no rayq token: it begins with 'rayq-'")
+    assert str(caught.value).startswith(f"{where} is not a rayq token: it begins with 'rayq-'")

@@ -280,7 +280,7 @@ def test_a_leader_that_was_alone_with_damage_has_no_trouble_once_it_is_deleted(
         consumer.seek((topic, 0), first)
         with pytest.raises(CorruptBatchError):
             consumer.poll(60)
-    assert "goes on without what is damaged" in (trouble() or "")
+    assert "continues without what is damaged" in (trouble() or "")
     rest = EVERYTHING[-10:]
     cluster.admin.delete_records({place(topic): len(EVERYTHING) - len(rest)})
     assert values(read_all(cluster, topic)) == rest

@@ -146,7 +146,7 @@ def test_a_throttled_move_is_slow_can_be_watched_hurried_and_cancelled(four: Loc
     before = replicas_of(four, "slow")
     place, added = TopicPartition("slow", 0), outsider(four, "slow")
     target = [added, *before[:2]]
-    with pytest.raises(TimeoutError, match=rf"broker {added}.*They go on"):
+    with pytest.raises(TimeoutError, match=rf"broker {added}.*They continue"):
         four.admin.reassign_partitions(
             {place: target}, throttle_bytes_per_s=256 * 1024, timeout_s=1.5
         )

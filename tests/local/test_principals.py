@@ -103,7 +103,7 @@ def test_the_error_for_a_cut_or_wrong_token_does_not_show_it(
 ) -> None:
     anna, other = Named(cluster), Named(cluster)
     at = cluster.addresses[0]
-    with pytest.raises(ConfigError, match="no rayq token") as cut:
+    with pytest.raises(ConfigError, match="not a rayq token") as cut:
         rayq.connect(at, token=anna.token.text[:-1])
     assert anna.token.text[-20:-1] not in str(cut.value)
     swapped = anna.token.text.replace(anna.name, other.name)

@@ -159,7 +159,7 @@ def test_a_client_that_sends_nonsense_harms_no_queue(servers: LocalCluster, queu
             {"extends": [(0, 2, 1, 2**60)]},
             {"releases": [(0, 2**64 - 1, 1)]},
         ):
-            with pytest.raises(ProtocolError, match="That is no Settle message"):
+            with pytest.raises(ProtocolError, match="Not a valid Settle message"):
                 await raw.settle(taken, **out_of_range)
         with pytest.raises(InvalidRequestError):
             await raw.settle(taken, nacks=[(0, 2**62, 1, None)])

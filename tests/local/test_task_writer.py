@@ -531,7 +531,7 @@ def test_a_job_with_a_name_commits_once(cluster: LocalCluster, topic: str) -> No
 def test_jobs_that_are_no_transactions_are_not_taken_for_some(
     cluster: LocalCluster, topic: str
 ) -> None:
-    with pytest.raises(InvalidRequestError, match="no transaction"):
+    with pytest.raises(InvalidRequestError, match="not a transaction"):
         job_for(cluster, topic, begin_write(cluster, topic), atomic=True, timeout_s=60.0)
     with pytest.raises(InvalidRequestError, match="transactional_id"):
         begin_write(cluster, topic, name="n")

@@ -167,7 +167,7 @@ def test_an_acl_has_an_operation_that_its_resource_knows(
         if operation in known:
             assert len(decide(state, request)) == 1
         else:
-            with pytest.raises(InvalidRequestError, match=f"no operation on a {resource_type}"):
+            with pytest.raises(InvalidRequestError, match=f"not an operation on a {resource_type}"):
                 decide(state, request)
 
 

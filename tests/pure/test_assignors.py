@@ -279,7 +279,7 @@ def fails(of: Any, sizes: Any, current: Any) -> Any:
         ({"a": at("t0", "t1"), "b": at("t1")}, "'mine' gave .*'t', partition=1. twice"),
         ({"a": [*at("t0"), *at("t0"), *at("t1")]}, "'mine' gave .*'t', partition=0. twice"),
         ({"a": at("t0", "t1", "t2")}, "does not exist"),
-        ({"a": at("t0", "t1"), "z": at(), "y": at()}, r"'mine' assigned to \['y', 'z'\], who are no"),
+        ({"a": at("t0", "t1"), "z": at(), "y": at()}, r"'mine' assigned to \['y', 'z'\], who are not"),
         ({"a": at("t0", "t1"), "b": at("u0")}, "gave .*'u', partition=0. to b, which does not subscribe to 'u'"),
         ({"a": ["t0", "t1"]}, "does not exist"),
         ([], "failed"),

@@ -38,7 +38,7 @@ def test_a_rate_of_records_has_thousands(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "-1/s", "1m/s", "1M/h", "1e6", "nan/s"])
 def test_what_is_no_rate_of_records_is_refused(text: str) -> None:
-    with pytest.raises(WrongUseError, match="no rate of records"):
+    with pytest.raises(WrongUseError, match="not a rate of records"):
         records_per_s(text)
 
 
@@ -146,7 +146,7 @@ def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{", "cannot be read"),
         ('{"disk": 1}', "unknown key 'disk'"),
         ('{"disk_gb": "dear"}', "must be a number"),

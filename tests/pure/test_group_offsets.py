@@ -94,7 +94,7 @@ def test_a_member_commits_what_it_owns_and_hears_why_the_rest_is_refused() -> No
     assert records == [OffsetRecord("g", *kept, OffsetValue(5, None, "", 0))]
     taken_away = (
         "is not assigned to member a of group 'g': it was taken away meanwhile, and another may "
-        "have gone on from the last commit."
+        "have continued from the last commit."
     )
     assert refused == [
         (*gone, "CommitRefusedError", f"t-{gone[1]} {taken_away}"),

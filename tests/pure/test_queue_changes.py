@@ -127,7 +127,7 @@ def test_a_topic_has_so_many_queues_and_no_more(monkeypatch: pytest.MonkeyPatch)
     create(state)
     for name in "ab":
         make(state, name)
-    with pytest.raises(QueueLimitError, match="no more"):
+    with pytest.raises(QueueLimitError, match="the maximum"):
         make(state, "c")
     alter(state, "a", max_deliveries=7)
 
@@ -379,7 +379,7 @@ def test_every_queue_of_a_topic_counts_and_its_own_does_not(
     make(state, "b", "u", dead_letters="discard")
     alter(state, "a", retention="hold")
     alter(state, "a", retention="delete_done")
-    with pytest.raises(QueueLimitError, match="'t' has 1 queues"):
+    with pytest.raises(QueueLimitError, match="'t' already has 1 queues"):
         make(state, "c")
 
 

@@ -111,7 +111,7 @@ def test_what_is_out_of_range_is_refused_in_every_place(kind: type[Any]) -> None
     read(filled)
     for path, of in leaves(info):
         for value in wrong_values(of):
-            with pytest.raises(ProtocolError, match=f"That is no {kind.__name__} message"):
+            with pytest.raises(ProtocolError, match=f"Not a valid {kind.__name__} message"):
                 read(replaced(filled, path, value))
 
 

@@ -432,7 +432,7 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [elsewhere(0, start=-1)], "is of no range"),
         (True, [elsewhere(0, data_bytes=-1)], "is of no range"),
         (True, [elsewhere(0, end_epoch=None)], "record before 10 is None"),
-        (True, [pointer(manifest="a/b")], "no name of a manifest"),
+        (True, [pointer(manifest="a/b")], "not the name of a manifest"),
         (True, [None, pointer(9)], "Partition 1 cannot .* its objects are those of 't-0', which"),
         (True, [elsewhere(4), elsewhere(4, 2)], "Partition 1 cannot .* those of partition 0,"),
         # A partition without a pointer yet, and one that the topic does not have.
@@ -444,8 +444,8 @@ def elsewhere(number: int, version: int = 1, **changes: Any) -> RemotePointer:
         (True, [elsewhere(0, leader_epoch=2**64 - 1)], "leader epochs 18446744073709551615 and 1"),
         (True, [elsewhere(0, end=2**62, start=2**62)], "is of no range"),
         (True, [elsewhere(0, data_bytes=2**63)], "is of no range"),
-        (True, [elsewhere(0, end=2**62 - 1, data_bytes=1)], "no room to go on"),
-        (True, [elsewhere(0, 2**62 - 1)], "no room to go on"),
+        (True, [elsewhere(0, end=2**62 - 1, data_bytes=1)], "no room for new records"),
+        (True, [elsewhere(0, 2**62 - 1)], "no room for new records"),
         (True, [pointer(2, manifest=manifest(1, folder(0, "other", OTHER)))], "is version 1 of"),
         (True, [elsewhere(0, leader_epoch=0)], "is version 1 of epoch 1, not 1 of 0"),
     ],
@@ -501,9 +501,9 @@ def test_a_manifest_whose_name_is_not_one_that_rayq_writes_becomes_nobodys_point
 ) -> None:
     """Retention, sweeps and the end of a topic delete below the manifest's folder."""
     state = tiered(partitions=1)
-    with pytest.raises(InvalidRequestError, match="no name of a manifest"):
+    with pytest.raises(InvalidRequestError, match="not the name of a manifest"):
         move(state, pointer(manifest=text))
-    with pytest.raises(InvalidRequestError, match="no name of a manifest"):
+    with pytest.raises(InvalidRequestError, match="not the name of a manifest"):
         create(state, "r", restored=[pointer(manifest=text)])
     assert parse_folder(text) is None or text in (f"{HEX}/{HEX}/", f"{HEX}/{HEX}/0/")
 
@@ -547,7 +547,7 @@ def test_what_is_being_removed_is_not_restored_and_what_was_restored_is_not_remo
     state = tiered()
     move(state, pointer())
     apply(state, decide(state, messages.DeleteTopic("t"), now_ms=1))
-    with pytest.raises(InvalidRequestError, match="no garbage"):
+    with pytest.raises(InvalidRequestError, match="not garbage"):
         decide(state, messages.BeginRemoval(id_of("t"), 2))  # Of another time.
     create(state, "t2", restored=[pointer(2)])
     with pytest.raises(InvalidRequestError, match="it was restored"):

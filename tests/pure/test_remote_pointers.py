@@ -64,7 +64,7 @@ def test_a_pointer_that_does_not_go_back_is_taken_as_it_is(asked: RemotePointer)
         (pointer(1, data_bytes=-1), InvalidRequestError, "is of no range"),
         (pointer(1, 0, end_epoch=1), InvalidRequestError, "record before 0 is 1"),
         (pointer(1, 5, end_epoch=None), InvalidRequestError, "record before 5 is None"),
-        (pointer(1, manifest="a/b"), InvalidRequestError, "'a/b' is no name of a manifest"),
+        (pointer(1, manifest="a/b"), InvalidRequestError, "'a/b' is not the name of a manifest"),
         (pointer(1, leader_epoch=0), InvalidRequestError, "it is of leader epoch 0, not 1"),
         (pointer(1, leader_epoch=2), InvalidRequestError, "it is of leader epoch 2, not 1"),
         (pointer(1, end_epoch=2), InvalidRequestError, "record is of leader epoch 2, above 1"),

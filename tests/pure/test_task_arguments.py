@@ -311,5 +311,5 @@ def test_what_is_nested_too_deep_is_refused_wherever_it_is_called() -> None:
 def test_a_record_that_no_caller_wrote_is_no_call() -> None:
     arguments = TaskArguments("f", annotated(int))
     for value in (None, b"", b"[[1]]", b"[[1,2],{}]", b'[["x"],{}]', b"[[" + b"9" * 5000 + b"],{}]"):
-        with pytest.raises(TaskArgumentsError, match="no call of f"):
+        with pytest.raises(TaskArgumentsError, match="not a call of f"):
             arguments.decoded(value)

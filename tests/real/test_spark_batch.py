@@ -618,7 +618,7 @@ def test_wrong_schemas_are_refused(spark: Any) -> None:
     from rayq.spark import from_json
 
     df = spark.createDataFrame([(json.dumps({"a": 1}), 1)], "value string, a int")
-    with pytest.raises(InvalidRequestError, match="no schema"):
+    with pytest.raises(InvalidRequestError, match="not a schema"):
         from_json(df, "a strange int schema (")
     with pytest.raises(InvalidRequestError, match="twice"):
         from_json(df, "a int", keep=("a",))

@@ -548,7 +548,7 @@ def test_only_objects_that_rayq_names_are_written_deleted_and_listed(node: Node,
             (messages.ListObjects(name), b""),
         ]
         for request, payload in requests:
-            with pytest.raises(InvalidRequestError, match=r"is no (name|folder)"):
+            with pytest.raises(InvalidRequestError, match=r"is not (the name|a folder)"):
                 await node.ask(request, payload)
         assert node.store.objects[name] == b"somebody's"
 

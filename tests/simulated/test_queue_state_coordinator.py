@@ -191,7 +191,7 @@ def test_writes_come_in_the_order_of_their_numbers_under_each_opening() -> None:
             with pytest.raises(QueueFencedError) as told:
                 await of.write(fence, (b"at", b"late"), sequence=late)
             assert told.value.message == (
-                f"Write {late} of partition 0 of queue q was held back: its leader has gone on to "
+                f"Write {late} of partition 0 of queue q was held back: its leader has moved on to "
                 "7."
             )
         await of.write(sister, (b"at", b"0"), partition=1, sequence=0)

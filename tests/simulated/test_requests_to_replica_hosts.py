@@ -216,7 +216,7 @@ def test_numbers_that_no_server_could_store_are_refused_and_the_connection_goes_
                 messages.Produce(*at, epoch, -1, 1000),
                 messages.Fetch(*at, epoch, 0, None, 1000, 0),
             ):
-                with pytest.raises(ProtocolError, match=f"no {type(request).__name__} message"):
+                with pytest.raises(ProtocolError, match=f"valid {type(request).__name__} message"):
                     await connection.request(request, make_batch(0), timeout_s=5)
         # What a damaged disk may have held is told, and answered.
         with pytest.raises(NotLeaderError, match="there are records of epoch 4294967295"):

@@ -111,7 +111,7 @@ def test_a_second_opener_is_told_who_holds_the_directory(path: str) -> None:
 def test_a_directory_of_another_cluster_or_format_is_refused(path: str) -> None:
     with pytest.raises(WrongClusterError, match="c1"):
         DataDirectory.open(environment(), path, cluster_id="c2")
-    with pytest.raises(StorageError, match=r"no data directory"):
+    with pytest.raises(StorageError, match=r"not a data directory"):
         DataDirectory.open(environment(), str(Path(path).parent))
     meta = Path(path, "meta.json")
     good = meta.read_text()

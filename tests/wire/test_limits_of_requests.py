@@ -77,5 +77,5 @@ def test_a_config_holds_single_values_of_few_keys() -> None:
     ]
     for config in too_much:
         request = CreateTopic("t", 1, 1, config)
-        with pytest.raises(ProtocolError, match="That is no CreateTopic message"):
+        with pytest.raises(ProtocolError, match="Not a valid CreateTopic message"):
             decode(DECODERS[CreateTopic], ENCODER.encode(request), kind)

@@ -285,7 +285,7 @@ Change = Callable[[str], str]
 )
 def test_a_text_that_is_no_token_is_refused_without_being_repeated(change: Change) -> None:
     text = change(NEW.text)
-    with pytest.raises(ConfigError, match="no rayq token") as caught:
+    with pytest.raises(ConfigError, match="not a rayq token") as caught:
         principal_token(text)
     assert not text or text not in str(caught.value)
 
@@ -309,7 +309,7 @@ DRAWN = "s3cret-s3cret_s3cret-s3cret_s3cret-s3cret_s"
     ],
 )
 def test_who_gives_no_token_is_told_where_why_and_what_to_do(text: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"^RAYQ_TOKEN is no rayq token: .*{why}") as caught:
+    with pytest.raises(ConfigError, match=f"^RAYQ_TOKEN is not a rayq token: .*{why}") as caught:
         client_key_of(text, "RAYQ_TOKEN")
     said = "".join(traceback.format_exception(caught.value))
     assert "s3cret" not in said and "anna" not in said

@@ -83,7 +83,9 @@ class AccessAnswers:
         """Raises UnknownPrincipalError, InvalidRequestError."""
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
         if request.operation == "all":
-            raise InvalidRequestError("'all' is no single operation to check: name one of them.")
+            raise InvalidRequestError(
+                "'all' is not a single operation: name the operation to check."
+            )
         asked = request.operation, request.resource_type
         check_operation(*asked)
         state, principal = self._metadata.state, request.principal

@@ -119,7 +119,7 @@ class RemoteGarbageSweep:
         removed = 0
         for prefix in garbage.prefixes:
             if parse_folder(prefix) is None:
-                logger.error("%r is no folder of rayq's, and stays in the object store", prefix)
+                logger.error("%r is not a folder of rayq's, and stays in the object store", prefix)
             else:
                 removed += await self._remove(garbage, prefix)
         self._swept_once.add(garbage.topic_id)

@@ -46,7 +46,7 @@ class ControllerMetrics:
         brokers_come_or_go: bool,
     ) -> None:
         """Counts and logs a partition's new value. `brokers_come_or_go` says that the whole cluster
-        stops, or has just started: a partition without a leader is no warning then."""
+        stops, or has just started: a partition without a leader is not a warning then."""
         if before is None:
             return  # It was created: no replica leads it yet.
         topic, partition = self._state.topics[record.topic_id], record.partition
@@ -61,7 +61,7 @@ class ControllerMetrics:
         left, joined = sorted(old - new), sorted(new - old)
         for broker in left:
             self._metrics.counter("rayq_isr_shrinks_total", replica=broker).value += 1
-        for broker in joined if before.leader_epoch else ():  # A new partition's set is no news.
+        for broker in joined if before.leader_epoch else ():  # A new partition's set is not news.
             self._metrics.counter("rayq_isr_expands_total", replica=broker).value += 1
         isr = sorted(new)
         if after.leader_epoch == before.leader_epoch:

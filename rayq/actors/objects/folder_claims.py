@@ -45,7 +45,8 @@ class FolderClaims:
             parsed = parse_name(name)
             if parsed is None:
                 raise InvalidRequestError(
-                    f"{name!r} is no name of an object of rayq's: it is not written or deleted."
+                    f"{name!r} is not the name of an object of rayq's: it is not written or "
+                    "deleted."
                 )
             if parsed.cluster_id != self._cluster_id:
                 foreign_ids.add(parsed.cluster_id)

@@ -201,7 +201,7 @@ class ObjectCache:
         if pending:
             raise RemoteSlowError(
                 f"{cached.name} was not read from the object store within {wait_s:.1f} s. The read "
-                "goes on: ask again."
+                "continues: ask again."
             )
 
     def _load(self, cached: _Object, parts: Sequence[int]) -> None:

@@ -267,7 +267,7 @@ class ObjectServer:
     @answers(messages.ListObjects)
     async def _list(self, request: messages.ListObjects) -> Result:
         if not is_listed(request.prefix):
-            raise InvalidRequestError(f"{request.prefix!r} is no folder of rayq's.")
+            raise InvalidRequestError(f"{request.prefix!r} is not a folder of rayq's.")
         listed = await self._client.list(request.prefix, request.after)
         return messages.ListObjectsResponse(
             objects=[(meta.name, meta.size_bytes, meta.modified_ms) for meta in listed],

@@ -61,12 +61,12 @@ class RecordUploads:
         name = parse_name(request.name)
         if name is None or name.kind is not ObjectKind.DATA or name.number != request.start:
             raise InvalidRequestError(
-                f"{request.name} is no name of a data object that begins at {request.start}."
+                f"{request.name} is not the name of a data object that begins at {request.start}."
             )
         for part in request.ranges:
             path = os.path.normpath(part.path)
             if not path.startswith(f"{self._data_path}/") or min(part.position, part.length) < 0:
-                raise InvalidRequestError(f"{part} is no range of a file of this broker.")
+                raise InvalidRequestError(f"{part} is not a range of a file of this broker.")
         size_bytes = sum(part.length for part in request.ranges)
         # Only a single large batch exceeds it.
         if not 0 < size_bytes <= data_object.OBJECT_DATA_BYTES_MAX + BATCH_BYTES_MAX:

@@ -147,7 +147,7 @@ class QueueStateCoordinator(Coordinator[QueueStates, Record]):
         if fence == request.fence and request.sequence < sequence:
             raise QueueFencedError(
                 f"Write {request.sequence} of partition {request.data_partition} of queue "
-                f"{request.queue_id} was held back: its leader has gone on to {sequence}."
+                f"{request.queue_id} was held back: its leader has moved on to {sequence}."
             )
         self._sequences[state_key] = request.fence, request.sequence
         return decided

@@ -163,7 +163,7 @@ class RemoteCatchUp:
                     raise  # an error of this replica's disk ends the replica.
                 told = (
                     f"{replica.where} is offline until this broker has read from the object store "
-                    f"how its log goes on: {error}"
+                    f"how its log continues: {error}"
                 )
                 if told != replica.trouble:
                     logger.warning("%s", told)

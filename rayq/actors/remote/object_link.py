@@ -24,7 +24,7 @@ REQUEST_TIMEOUT_S = 120.0
 before this."""
 UPLOADS_AT_ONCE = 3
 """Maximum number of concurrent uploads of a process, which is what the object server takes at once:
-others wait here, where waiting is no failure."""
+others wait here, where waiting is not a failure."""
 _ANSWERS = (
     RemoteStorageError,
     RemoteMissingError,

@@ -179,8 +179,8 @@ class LeaderReads:
         if remote is None:
             raise RemoteMissingError(
                 f"Offset {offset} of {self._where} is below {log.local_start_offset}, where this "
-                "disk begins, and the topic has no records in an object store by its metadata, "
-                "which may be older than the log: set remote_storage to True to find them again."
+                "disk begins, and according to this broker's metadata (possibly stale) the topic "
+                "has no remote records: set remote_storage to True to find them again."
             )
         return remote
 
@@ -203,7 +203,7 @@ class LeaderReads:
                 raise LogTruncatedError(
                     f"Offset {request.offset} of {self._where} is not in the log of its leader any "
                     f"more (it ends at {log.end_offset}): an unclean election cut it off. Seek to "
-                    "go on."
+                    "continue."
                 )
         if request.offset > log.end_offset:
             # No reader comes here by reading: the records that it was given are committed, so a

@@ -381,9 +381,9 @@ class ReplicaLog:
         if self.is_open and self._is_alone:
             before = self.trouble
             self.trouble = (
-                f"{what} No other replica is in sync, so this one goes on without what is damaged. "
-                "A replica that comes back into sync takes over; delete_records before the offset "
-                "that follows lets the others copy the rest."
+                f"{what} No other replica is in sync, so this one continues without what is "
+                "damaged. A replica that comes back into sync takes over; delete_records before "
+                "the offset that follows lets the others copy the rest."
             )
             if self.trouble != before:
                 logger.error("%s", self.trouble)

@@ -421,7 +421,7 @@ def _checked(kind: type[StructT], fields: dict[str, object], what: str) -> Struc
         return msgspec.convert(list(fields.values()), kind)
     except msgspec.ValidationError as error:
         text = ", ".join(f"{name}={shown(value)}" for name, value in fields.items())
-        raise InvalidRequestError(f"That is no {what}: {error}. It says {text}.") from None
+        raise InvalidRequestError(f"Not a valid {what}: {error}. Given: {text}.") from None
 
 
 def _info(principal: PrincipalMetadata) -> PrincipalInfo:

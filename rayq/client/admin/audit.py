@@ -77,6 +77,6 @@ def _line(value: bytes) -> AuditLine:
     try:
         return decode_line(value)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"A record of {AUDIT_TOPIC} is no line of the audit: {error}") from (
+        raise ProtocolError(f"A record of {AUDIT_TOPIC} is not a line of the audit: {error}") from (
             error
         )

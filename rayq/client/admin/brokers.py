@@ -116,7 +116,7 @@ class BrokerAdmin(AdminMethods):
             if any(b.broker == broker and not b.cordoned for b in response.brokers):
                 raise NoReassignmentError(
                     f"Broker {broker} was undrained by somebody else meanwhile: what is on it "
-                    "stays, and what moves goes on moving. Drain it again to go on."
+                    "stays, and moves under way continue. Drain it again to continue."
                 )
             left = {
                 place: partition
@@ -155,8 +155,8 @@ class BrokerAdmin(AdminMethods):
             if deadline is not None and client.now >= deadline:
                 raise TimeoutError(
                     f"After {timeout_s:g} s broker {broker} still has {len(left)} replicas: "
-                    f"{await waits_of(client, left)}. It stays cordoned and what moves goes on "
-                    "moving: drain it again to go on, or undrain it."
+                    f"{await waits_of(client, left)}. It stays cordoned, and moves under way "
+                    "continue: drain it again to wait for them, or undrain it."
                 )
             if not is_newer:
                 await asyncio.sleep(PAUSE_S)

@@ -115,7 +115,7 @@ def partition_state(partition: PartitionInfo, min_insync: int) -> PartitionState
         return "offline"
     if len(partition.isr) < min_insync:
         return "under min ISR"
-    if partition.target:  # Added replicas that still copy the log are no problem.
+    if partition.target:  # Added replicas that still copy the log are not a problem.
         is_whole = len(partition.isr) >= min(len(partition.origin), len(partition.target))
     else:
         is_whole = _wanted(partition) <= set(partition.isr)
@@ -170,7 +170,7 @@ def _broker_problems(cluster: ClusterInfo, troubles: Mapping[int, str]) -> Itera
                 "warning",
                 f"Broker {broker.broker} cannot use its disk",
                 f"{trouble}; it has given up its session, so that others lead",
-                f"where that is mended it goes on by itself, see its node ({_node(broker)}); where "
+                f"once that is fixed it continues by itself, see its node ({_node(broker)}); where "
                 f"the disk or the directory is lost: rayq cluster replace-disk {broker.broker}",
             )
         elif not broker.live:

@@ -252,7 +252,7 @@ async def _until_moved(
         if left_s <= PAUSE_S:
             raise TimeoutError(
                 f"After {timeout_s:g} s {len(moving)} of {len(wanted)} moves are still under "
-                f"way: {await waits_of(client, moving)}. They go on; cancel_reassignments ends "
+                f"way: {await waits_of(client, moving)}. They continue; cancel_reassignments ends "
                 "them."
             )
         with contextlib.suppress(TimeoutError):  # The time has passed then: see above.

@@ -470,7 +470,7 @@ def check_states(states: Iterable[str]) -> list[str]:
     for state in given:
         if state not in STATES:
             raise InvalidRequestError(
-                f"{shown(state)} is no state of a queue's records: {', '.join(STATES)}."
+                f"{shown(state)} is not a state of a queue's records: {', '.join(STATES)}."
             )
     return given
 

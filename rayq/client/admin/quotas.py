@@ -71,7 +71,7 @@ class QuotaAdmin(AdminMethods):
         timeout_s: float = ADMIN_TIMEOUT_S,
     ) -> None:
         """Removes limits of a principal, of one of its client ids, or of the default (None);
-        without names all of them. Whoever waits for one goes on at once. What does not exist is
+        without names all of them. Whoever waits for one continues at once. What does not exist is
         passed over. Raises InvalidRequestError, AuthorizationError."""
         listed = [names] if isinstance(names, str) else names
         if not isinstance(listed, Iterable):
@@ -164,7 +164,9 @@ def _text(what: str, given: object) -> str | None:
 def _quota_name(given: object) -> QuotaName:
     known = get_args(QuotaName)
     if given not in known:
-        raise InvalidRequestError(f"{shown(given)} is no quota: it is one of {', '.join(known)}.")
+        raise InvalidRequestError(
+            f"{shown(given)} is not a quota: it is one of {', '.join(known)}."
+        )
     return cast(QuotaName, given)
 
 

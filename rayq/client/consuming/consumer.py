@@ -179,8 +179,8 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
         (the position is not in the log, or there is none, and auto_offset_reset is "none"),
         LogTruncatedError (records read before are gone: seek to continue), UnknownTopicError (the
         topic was deleted: subscribe or assign again), AuthorizationError (the principal may not
-        read the topic; once it may, reading goes on), UnreadableRecordError (records that cannot be
-        read, with `offset` and `next_offset`: seek there to continue, or consume with
+        read the topic; once it may, reading continues), UnreadableRecordError (records that cannot
+        be read, with `offset` and `next_offset`: seek there to continue, or consume with
         on_corrupt="skip"; its subclass DeserializationError means that a deserializer raised, and
         has the record as it was sent), ClosedError. Each error stands for one partition, whose
         position stays, while the others are read. If polling continues, the error is raised again

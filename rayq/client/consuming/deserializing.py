@@ -126,7 +126,7 @@ def _failure(
     error = DeserializationError(
         f"{what}_deserializer {name_of(deserializer)} was given the {what} of offset {offset} of "
         f"{part.topic}-{part.partition} and raised {told(cause)} The record is as it was sent in "
-        f"`error.record`; seek to {offset + 1} to go on without it."
+        f"`error.record`; seek to {offset + 1} to continue without it."
     )
     error.topic_partition = TopicPartition(part.topic, part.partition)
     error.offset, error.next_offset = offset, offset + 1

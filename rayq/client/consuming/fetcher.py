@@ -215,7 +215,8 @@ class Fetcher:
                 if self._group_offsets is not None and self._group_offsets.member is not None:
                     await self._wait_for_topic(stream, error, TOPIC_WAIT_S)
                     continue
-                # Whoever polls is told, and reading goes on where it was once it is allowed again.
+                # Whoever polls is told, and reading continues where it was once it is allowed
+                # again.
                 stream.error = error
                 self.tell()
                 await self._wait_for_topic(stream, error, backoff.next_s())
@@ -425,7 +426,7 @@ class Fetcher:
             # Without this error it would be asked for again at once, and forever.
             raise OffsetNotAvailableError(
                 f"The leader of {stream.partition} gives nothing from offset {next_offset} on, and "
-                f"says that the log goes on to {log_end}."
+                f"says that the log extends to {log_end}."
             )
         else:
             is_first = stream.log_end is None

@@ -115,7 +115,7 @@ class GroupMember:
         return MaxPollIntervalError(
             f"{self.unpolled_s:.1f} s passed between two polls, more than max_poll_interval_ms "
             f"({self._config.max_poll_interval_ms} ms): this member left group "
-            f"{self._coordinator.group!r} and lost its partitions, others go on from its last "
+            f"{self._coordinator.group!r} and lost its partitions; others continue from its last "
             f"commit. {self.state.advice}. The next poll joins again."
         )
 

@@ -365,7 +365,7 @@ def refusal(refused: Mapping[TopicPartition, str]) -> CommitRefusedError:
         by_reason.setdefault(reason, []).append(f"{topic}-{partition}")
     told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
     return CommitRefusedError(
-        f"Not committed: {sentence(told)} Another member may have gone on from the last commit, "
-        "so records after it may be handled twice. Poll again to go on with what this member owns "
-        "now."
+        f"Not committed: {sentence(told)} Another member may have continued from the last commit, "
+        "so records after it may be handled twice. Poll again to continue with what this member "
+        "owns now."
     )

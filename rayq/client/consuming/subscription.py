@@ -155,8 +155,8 @@ class Stream:
         self.log_end: int | None = None
         """The end of the log for this reader, as of the last answer."""
         self.error: RayqError | None = None
-        """The error that ended this stream, or keeps it until it is allowed to go on; raised once
-        all fetched records are returned."""
+        """The error that ended this stream, or keeps it until it is allowed to continue; raised
+        once all fetched records are returned."""
         self.trouble: RayqError | None = None
         """The error of the last fetch, which is tried again; None since one succeeded."""
         # Written by the consumer's thread, once the loop has set `fetch_offset` the first time.
@@ -383,7 +383,7 @@ class Stream:
                 f"The batch of offsets {header.base_offset} to {header.last_offset} of "
                 f"{topic}-{partition} takes {size_bytes} bytes of memory before it is read, this "
                 f"consumer unpacks {bytes_max}: raise fetch_buffer_bytes, or seek to "
-                f"{header.next_offset} to go on without it.",
+                f"{header.next_offset} to continue without it.",
             )
         return size_bytes
 
@@ -399,7 +399,7 @@ class Stream:
             header,
             f"A record of offsets {header.base_offset} to {header.last_offset} of "
             f"{topic}-{partition} is of {latest_ms} ms, and this reader's columns hold times up to "
-            f"{limit_ms} ms. Go on at {header.next_offset} without them.",
+            f"{limit_ms} ms. Continue at {header.next_offset} without them.",
         )
 
     def _of_batch(
@@ -475,7 +475,7 @@ def _unreadable(
 ) -> str:
     return (
         f"Offsets {offset} to {next_offset - 1} of {place.topic}-{place.partition} cannot be read: "
-        f"{error.message} Seek to {next_offset} to go on without them, or consume with "
+        f"{error.message} Seek to {next_offset} to continue without them, or consume with "
         "on_corrupt='skip'."
     )
 

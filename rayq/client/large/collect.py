@@ -195,7 +195,7 @@ class _References:
             if answer.next_offset <= offset < end:
                 raise OffsetNotAvailableError(
                     f"{place.topic}-{place.partition}: its leader gives nothing from offset "
-                    f"{offset} on, and the log goes on to {end}. Nothing was removed: try again."
+                    f"{offset} on, and the log extends to {end}. Nothing was removed: try again."
                 )
             offset = answer.next_offset
             self._on_read(f"{place.topic}-{place.partition}", offset, end)

@@ -106,7 +106,7 @@ def read_object(uri: str, size_bytes: int, url: str) -> bytes:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_OBJECT:
-            raise RemoteMissingError(f"{uri} is no object: {error}") from error
+            raise RemoteMissingError(f"{uri} is not an object: {error}") from error
         raise _failure(uri, error) from error
     return data
 
@@ -152,7 +152,7 @@ def _parsed(rest: str) -> tuple[str, str] | None:
 
 
 def delete_objects(uris: Sequence[str]) -> None:
-    """Deletes objects; a missing one is no error. Raises as `write_object` does."""
+    """Deletes objects; a missing one is not an error. Raises as `write_object` does."""
     for uri in uris:
         path = _local_path(uri)
         try:
@@ -182,7 +182,7 @@ def _read_file(uri: str, path: str, size_bytes: int) -> bytes:
     a pipe would wait until somebody writes into it."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise RemoteMissingError(f"{uri} is no object: it is no file.")
+            raise RemoteMissingError(f"{uri} is not a file.")
         return file.read(size_bytes)
 
 

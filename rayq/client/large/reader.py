@@ -177,7 +177,9 @@ class LargeValues:
                 batches, is_cached = await self._batches(manifest, place, use_cache=is_cached)
             except OffsetNotAvailableError as error:
                 if client.now > until_s:
-                    raise LargeValueError(f"a chunk of it was never written: {error}") from error
+                    raise LargeValueError(
+                        f"a chunk of the value was never written: {error}"
+                    ) from error
                 await asyncio.sleep(STALE_LEADER_S / 20)
                 await self._find(place, age_max_s=0.0)
                 continue
@@ -310,7 +312,7 @@ def located(
     """The same error with the place of the record, and the offset at which to continue."""
     found = error.with_message(
         f"The large value of offset {offset} of {place.topic}-{place.partition} cannot be read: "
-        f"{error.message} Seek to {offset + 1} to go on without it."
+        f"{error.message} Seek to {offset + 1} to continue without it."
     )
     found.topic_partition = place
     found.offset, found.next_offset = offset, offset + 1

@@ -196,7 +196,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
         InvalidRequestError instead of waiting in a delivery callback."""
         if not self._wait(None if timeout is None else seconds(timeout)):
             raise TimeoutError(
-                f"No result of the delivery after {timeout} s. It goes on until "
+                f"No result of the delivery after {timeout} s. It continues until "
                 "delivery_timeout_ms: ask again, or call flush()."
             )
         return self._value()
@@ -204,7 +204,7 @@ class _Future(msgspec.Struct, Generic[T], gc=False, eq=False):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error of the delivery, or None if it succeeded. Waits as `result` does."""
         if not self._wait(None if timeout is None else seconds(timeout)):
-            raise TimeoutError(f"No result of the delivery after {timeout} s. It goes on.")
+            raise TimeoutError(f"No result of the delivery after {timeout} s. It continues.")
         try:
             self._value()
         except RayqError as error:

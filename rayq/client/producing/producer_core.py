@@ -302,7 +302,7 @@ class ProducerCore:
         if not any(counts.values()):
             return TimeoutError(
                 f"close: all is delivered, and {len(self._callbacks)} calls of on_delivery, which "
-                f"go on, have not ended after {timeout_s:g} s."
+                f"continue, have not ended after {timeout_s:g} s."
             )
         return TimeoutError(
             f"close: {counted(sum(counts.values()), 'record was', 'records were')} not delivered "

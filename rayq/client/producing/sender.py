@@ -391,7 +391,7 @@ class Sender:
         if self._transaction is not None:
             return True
         if numbers is not None and numbers.base_sequence == 0 and numbers.producer_epoch > 0:
-            logger.info("%s goes on under producer %s epoch %d", flight.name, *numbers[:2])
+            logger.info("%s continues under producer %s epoch %d", flight.name, *numbers[:2])
         return True
 
     def _wait_for_room(self, channel: _Channel, connection: Connection) -> None:
@@ -572,7 +572,7 @@ class Sender:
         """Forgets a partition that is not in the metadata. It may come back, if the principal may
         not describe the topic for a while: then no batch may have the numbers of an earlier one,
         since the leader would take it for a repetition. So it gets another producer id, and in a
-        transaction, whose id is given, the numbers go on until the next one begins."""
+        transaction, whose id is given, the numbers continue until the next one begins."""
         if self._transaction is None:
             del self._channels[channel.queue]
             self._producer_id = None

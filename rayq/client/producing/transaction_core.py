@@ -330,7 +330,8 @@ class TransactionCore:
             if error.ends_membership:
                 raise CommitRefusedError(
                     f"Positions of group {positions.group!r} are not part of the transaction, "
-                    f"which is aborted: {error} Poll again to go on with what this member owns now."
+                    f"which is aborted: {error} Poll again to continue with what this member owns "
+                    "now."
                 ) from error
             raise
         except BaseException:

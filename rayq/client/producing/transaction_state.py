@@ -307,7 +307,7 @@ class TransactionState:
     def _already_committed(self, what: str) -> AlreadyCommittedError:
         return AlreadyCommittedError(
             f"A transaction of {self._id!r} with the name {self._name!r} is committed, and a name "
-            f"commits once: {what}. Go on with what comes after it."
+            f"commits once: {what}. Continue with what comes after it."
         )
 
     def _unknown(self, cause: RayqError) -> TransactionOutcomeUnknownError:

@@ -205,7 +205,7 @@ class Acknowledger:
         key = batch.keys.get(offset)
         if key is None:
             return
-        why = f"offset {offset}, which has its key, comes again first"
+        why = f"offset {offset}, which has its key, is redelivered first"
         for other in self.batches:
             if other.acquired_at_s == batch.acquired_at_s:  # A take may have been divided.
                 for later in [held for held in other.open if held > offset]:

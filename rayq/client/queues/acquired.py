@@ -86,7 +86,7 @@ class AcquiredBatch:
             self.keys = {record.offset: record.key for record in records}
         self.open = {record.offset: record.delivery_count for record in records}
         self.excused: dict[int, int] = {}
-        """The number of deliveries that were no failures, by offset."""
+        """The number of deliveries that were not failures, by offset."""
         self.unbegun: set[int] = set()
         """The offsets of which the leader is told before a user gets them."""
         self.is_told_long = False

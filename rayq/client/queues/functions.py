@@ -70,11 +70,11 @@ class TaskFunction(Generic[P, R, PutT]):
         dict."""
         if not isinstance(args, list | tuple):
             raise TypeError(
-                f"The arguments of {self.name} are a list or a tuple, not {shown(args)}: "
+                f"The args of {self.name} must be a list or a tuple, not {shown(args)}: "
                 "put([argument]), or delay(argument)."
             )
         if kwargs is not None and not isinstance(kwargs, dict):
-            raise TypeError(f"Arguments by name are a dict, not {shown(kwargs)}.")
+            raise TypeError(f"kwargs must be a dict, not {shown(kwargs)}.")
         value = self._arguments.encoded(args, kwargs or {})
         headers = [(TASK_HEADER, self.name.encode())]
         return self._put(
@@ -104,10 +104,10 @@ class Functions(Generic[PutT]):
         InvalidRequestError."""
         check_function("A task", function, is_awaited=True)
         if retries is not None and (type(retries) is not int or retries < 0):
-            raise InvalidRequestError(f"retries is a number from 0, not {retries!r}.")
+            raise InvalidRequestError(f"retries must be a whole number from 0, not {retries!r}.")
         name = name_of(function) if name is None else name
         if not isinstance(name, str) or not name or not is_unicode(name):
-            raise InvalidRequestError(f"The name of a task is a text of Unicode, not {name!r}.")
+            raise InvalidRequestError(f"The name of a task must be Unicode text, not {name!r}.")
         known = self._known.get(name)
         if known is not None and known.function is not function:
             raise InvalidRequestError(
@@ -117,7 +117,7 @@ class Functions(Generic[PutT]):
         try:
             made = self._known[name] = TaskFunction(function, name, retries, put)
         except ValueError as error:
-            raise HandlerError(f"Task {name!r} says not what it takes: {error}.") from error
+            raise HandlerError(f"Cannot read the parameters of task {name!r}: {error}.") from error
         return made
 
     def check_plain(self, instead: str) -> None:

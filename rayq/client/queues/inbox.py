@@ -39,8 +39,8 @@ class Inbox:
         ClosedError."""
         if self.is_closed:
             raise ClosedError(
-                "The queue was closed before this record was settled: it was given back, and comes "
-                "again."
+                "The queue was closed before this record was settled: it was released and will be "
+                "redelivered."
             )
         self._calls.append((call, arguments))
         self._announce()

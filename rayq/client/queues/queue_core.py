@@ -169,7 +169,7 @@ class QueueCore:
         except builtins.TimeoutError:
             raise TimeoutError(
                 f"flush: the leaders have not confirmed everything within {timeout_s:g} s. The "
-                "client goes on telling them: flush again to wait for it."
+                "client keeps telling them: flush again to wait for it."
             ) from None
         self._replaced = [queue for queue in self._replaced if queue.out]
         lost, self._lost = self._lost, []
@@ -553,7 +553,7 @@ class QueueCore:
         except TimeoutError:
             raise TimeoutError(
                 f"close: the leaders have not confirmed everything within {timeout_s:g} s, and are "
-                "not asked again: what was settled last may come again."
+                "not asked again: what was settled last may be redelivered."
             ) from None
         finally:
             self._release()

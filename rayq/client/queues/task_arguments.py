@@ -57,7 +57,7 @@ class TaskArguments:
             bound = self._bound(value or b"")
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise TaskArgumentsError(
-                f"The record is no call of {self._name}: {error}"
+                f"The record is not a call of {self._name}: {error}"
             ) from error
         return bound.args, bound.kwargs
 

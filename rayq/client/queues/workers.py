@@ -209,7 +209,8 @@ class ThreadWorker(Worker):
             stuck = sum(thread.is_alive() for thread in threads)
             if stuck:
                 logger.warning(
-                    "%d handlers have not ended within %g s: their records come again elsewhere",
+                    "%d handlers have not ended within %g s: their records are redelivered "
+                    "elsewhere",
                     stuck,
                     stop_timeout_s,
                 )
@@ -342,7 +343,7 @@ class AsyncWorker(Worker):
             if stuck:
                 logger.warning(
                     "%d handlers have not ended within %g s: they are cancelled, those in threads "
-                    "go on, and their records come again elsewhere",
+                    "continue, and their records are redelivered elsewhere",
                     len(stuck),
                     stop_timeout_s,
                 )
@@ -362,7 +363,7 @@ class AsyncWorker(Worker):
         if failure is not None:
             raise failure
         if any(worker.cancelled() for worker in ended):
-            raise asyncio.CancelledError("Somebody cancelled a task of the worker.")
+            raise asyncio.CancelledError("A worker task was cancelled.")
 
     async def _loop(self, activity: Activity, threads: ThreadPool) -> None:
         while not self._wanted.is_set():

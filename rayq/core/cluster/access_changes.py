@@ -253,7 +253,7 @@ def check_operation(operation: Operation, resource_type: ResourceType) -> None:
     operations = OPERATIONS[resource_type]
     if operation not in operations:
         raise InvalidRequestError(
-            f"{operation!r} is no operation on a {resource_type}: it is one of all, "
+            f"{operation!r} is not an operation on a {resource_type}: it is one of all, "
             f"{', '.join(operations)}."
         )
 

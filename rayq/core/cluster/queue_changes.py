@@ -203,7 +203,7 @@ def _check_readers(state: ClusterState, topic: Topic, name: str, config: QueueCo
     others = [queue for queue in state.queues_of(topic.topic_id) if queue.name != name]
     if len(others) >= QUEUES_OF_A_TOPIC_MAX:
         raise QueueLimitError(
-            f"Topic {topic.name!r} has {len(others)} queues: there can be no more."
+            f"Topic {topic.name!r} already has {len(others)} queues, the maximum."
         )
     if others and config.retention == "delete_done":
         raise ConfigError(

@@ -178,7 +178,7 @@ def _check_client_id(principal: str | None, client_id: str) -> None:
     is_legal = client_id.isprintable() and 1 <= len(client_id) <= PRINCIPAL_NAME_LENGTH_MAX
     if not is_legal:
         raise InvalidRequestError(
-            f"{client_id[:PRINCIPAL_NAME_LENGTH_MAX]!r} is no client id: use 1 to "
+            f"{client_id[:PRINCIPAL_NAME_LENGTH_MAX]!r} is not a client id: use 1 to "
             f"{PRINCIPAL_NAME_LENGTH_MAX} printable characters."
         )
 

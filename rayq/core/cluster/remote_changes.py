@@ -186,7 +186,7 @@ def pin_snapshot(
             "over."
         )
     if known is not None and known.topic_id != topic_id:
-        raise InvalidRequestError(f"Pin {pin_id} is of another topic.")
+        raise InvalidRequestError(f"Pin {pin_id} belongs to another topic.")
     pinned = sum(len(pin.starts) for other, pin in state.pins.items() if other != pin_id)
     if pinned + len(starts) > PINNED_PARTITIONS_MAX:
         raise InvalidRequestError(
@@ -265,13 +265,13 @@ def begin_removal(
     """Confirms to a broker that it may delete the listed objects of this garbage. Once that is
     committed nobody can restore them any more; an earlier restore is respected.
 
-    Raises InvalidRequestError if they are no garbage, or a pointer or a pin refers to them.
+    Raises InvalidRequestError if they are not garbage, or a pointer or a pin refers to them.
     """
     topic_id = request.topic_id
     garbage = state.garbage.get(topic_id)
     if garbage is None or garbage.deleted_ms != request.deleted_ms:
         raise InvalidRequestError(
-            f"What the topic {topic_id} had in the object store is no garbage (any more): it was "
+            f"What the topic {topic_id} had in the object store is not garbage (any more): it was "
             "restored, or is removed already."
         )
     prefixes = frozenset(garbage.prefixes)
@@ -365,7 +365,7 @@ def _is_not_to_restore(
     if max(pointer.leader_epoch, pointer.end_epoch or 0) > RESTORED_EPOCH_MAX:
         return f"leader epochs of a restored topic begin at {RESTORED_EPOCH_MAX} at most"
     if max(pointer.end, pointer.version, pointer.data_bytes) > RESTORED_OFFSET_MAX:
-        return f"{pointer} leaves a restored topic no room to go on"
+        return f"{pointer} leaves a restored topic no room for new records"
     user = used.get(name.prefix)
     if user is None and name.cluster_id == state.cluster_id and name.topic_id in state.topics:
         # It may have objects that no pointer tells of yet, or store there later.
@@ -479,7 +479,7 @@ def _folder_in(
     prefixes: Set[str], strange: Sequence[str], state: ClusterState, topic: Topic
 ) -> str | None:
     """A folder with objects of the topic that is one of `prefixes`, or in one of them; `strange`
-    are those of them that are no folders. None: there is none."""
+    are those of them that are not folders. None: there is none."""
     assert state.cluster_id is not None, "with a controller it is known"
     own = topic_prefix(state.cluster_id, topic.topic_id)
     for number, partition in topic.partitions.items():

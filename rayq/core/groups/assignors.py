@@ -93,7 +93,7 @@ def run_assignor(
         raise InvalidAssignmentError(f"The assignor {name!r} failed: {told(error)}") from error
     if strangers:
         raise InvalidAssignmentError(
-            f"The assignor {name!r} assigned to {sorted(map(str, strangers))}, who are no members."
+            f"The assignor {name!r} assigned to {sorted(map(str, strangers))}, who are not members."
         )
     missing = {
         TopicPartition(topic, number) for topic, n in partitions.items() for number in range(n)

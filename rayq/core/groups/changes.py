@@ -56,7 +56,7 @@ SUBSCRIPTION_BYTES_MAX = 16 * 1024
 """Maximum size of the topic names of a member: a rebalance writes them for every member."""
 SESSION_TIMEOUT_MS_MIN = 100
 TOPICS_CHANGED = "the partitions of "
-"""Beginning of the reason of a rebalance that goes on with names of topics."""
+"""Beginning of a rebalance reason that ends with names of topics."""
 
 
 # --- members ------------------------------------------------------------------------------------

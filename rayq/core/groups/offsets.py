@@ -107,7 +107,7 @@ def committable(
             where = f"{state.name_of_topic(offset.topic_id)}-{offset.partition}"
             reason = (
                 f"{where} is not assigned to member {shown_part(member)} of group {group!r}: it "
-                "was taken away meanwhile, and another may have gone on from the last commit."
+                "was taken away meanwhile, and another may have continued from the last commit."
             )
             refused.append(_refusal(offset, reason))
     return taken, refused

@@ -164,7 +164,7 @@ class _Parser:
         least, comma, most = inside.partition(",")
         numbers = [number for number in (least, most) if number]
         if not closing or not numbers or any(set(number) - _DIGITS for number in numbers):
-            raise self.error("a '{' that is no repeat")
+            raise self.error("a '{' that is not a repeat")
         if any(len(number) > 3 or int(number) > REPEATS_MAX for number in numbers):
             raise self.error(f"a repeat above {REPEATS_MAX}")
         self._at += len(inside) + 1

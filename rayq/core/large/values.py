@@ -126,8 +126,8 @@ def read_manifest(value: bytes | None, *, offset: int | None = None) -> Manifest
     """Reads the manifest from a record's value, if its batch is LARGE. `offset` is the record's
     own.
 
-    Raises LargeValueError: it is no manifest, or names what cannot be; LargeValueRefusedError: it
-    is one of a newer rayq.
+    Raises LargeValueError: it is not a manifest, or names what cannot be; LargeValueRefusedError:
+    it is one of a newer rayq.
     """
     version = _VERSION
     try:
@@ -166,7 +166,7 @@ def _is_possible(place: Place) -> bool:
 
 def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> bytes | None:
     """The manifest of a record that is copied to another partition: it names the partition of the
-    chunks, which stay. A value that is no manifest with chunks is unchanged."""
+    chunks, which stay. A value that is not a manifest with chunks is unchanged."""
     try:
         manifest = read_manifest(value)
     except (LargeValueError, LargeValueRefusedError):
@@ -179,7 +179,7 @@ def pinned(value: bytes | None, topic: str, topic_id: str, partition: int) -> by
 
 def first_chunk_in(value: bytes | None, topic_id: str, partition: int) -> int | None:
     """The lowest offset of the chunks that the manifest of a record of this partition names; None
-    if they are elsewhere, or it is no manifest: its consumer is told of that."""
+    if they are elsewhere, or it is not a manifest: its consumer is told of that."""
     try:
         manifest = read_manifest(value)
     except (LargeValueError, LargeValueRefusedError):

@@ -102,7 +102,7 @@ _HAVE_DUE = DELAYED, CLAIMED
 
 
 class IllegalTransitionError(Exception):
-    """A bug of this module's callers. It is no `RayqError`, so it ends the opening of the queue,
+    """A bug of this module's callers. It is not a `RayqError`, so it ends the opening of the queue,
     whose state cannot be trusted any more and is loaded again from what is kept."""
 
     def __init__(self, number: int, mask: int, old: State, new: State) -> None:

@@ -533,7 +533,7 @@ def _end(actor: Any) -> None:
     try:
         ray.kill(actor)
     except RayError as error:
-        logger.warning("a process that is not wanted goes on: %s", error)
+        logger.warning("a process that is not wanted keeps running: %s", error)
 
 
 def _survey(environment: Environment, root: str) -> tuple[list[Directory], list[Directory]]:

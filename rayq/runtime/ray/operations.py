@@ -38,8 +38,8 @@ def restart_broker(cluster_name: str, broker: int) -> None:
     it was, with the software that is installed there now. Returns once the new process has its
     session; the replicas catch up after that.
 
-    A broker that does not stop by itself is killed: its replica processes then go on, and the new
-    process takes them over.
+    A broker that does not stop by itself is killed: its replica processes then continue, and the
+    new process takes them over.
 
     Raises UnknownBrokerError (no such broker in this Ray), RayqError (it does not come back).
     """

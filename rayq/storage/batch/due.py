@@ -21,7 +21,7 @@ def due_header(due_ms: int) -> tuple[str, bytes]:
 
 
 def due_ms_of(headers: Headers | None) -> int | None:
-    """The time at which a record is due; None: at once. A header that is no time counts for
+    """The time at which a record is due; None: at once. A header that is not a time counts for
     nothing, so that a bad one never holds up a record."""
     for name, value in headers or ():
         if name == DUE_HEADER and len(value) == _DUE.size:

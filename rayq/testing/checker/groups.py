@@ -2,7 +2,7 @@
 again although they were committed, commits that went back.
 
 A member that was taken out without knowing it may still read for a while: what it does until it
-notices ("lost") or dies is no fault, what it could still *commit* would be one.
+notices ("lost") or dies is not a fault, what it could still *commit* would be one.
 """
 
 from __future__ import annotations

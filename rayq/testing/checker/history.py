@@ -312,5 +312,5 @@ def read_history(lines: Iterable[bytes]) -> Iterator[Event]:
         except msgspec.DecodeError as error:
             if not line.endswith(b"\n"):
                 return
-            raise ValueError(f"line {number} is no event of a history: {error}") from error
+            raise ValueError(f"line {number} is not an event of a history: {error}") from error
         yield event

@@ -4,7 +4,7 @@ letters that are lost, or there twice.
 
 It is judged by what consumers asked for and were told. A consumer whose answer is lost may hold a
 lock that nobody knows of, and what it settled may be settled or not: what such a doubt could
-explain is no fault.
+explain is not a fault.
 """
 
 from __future__ import annotations
@@ -508,7 +508,7 @@ class _Queue:
                 yield Fault(
                     LEFT_OUT,
                     f"{self.opened.queue!r}: {value!r} at {partition}@{offset} was never "
-                    "acknowledged, and is no dead letter.",
+                    "acknowledged, and is not a dead letter.",
                 )
         if self.opened.holds:
             values = {value for _, _, value in handled}
