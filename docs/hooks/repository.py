@@ -68,7 +68,7 @@ def _target(page: File, link: str) -> str:
 
 
 def _needs(page: File) -> Iterator[str]:
-    """The files outside of docs/ that a page links to and that are no pages."""
+    """The files outside of docs/ that a page links to and that are not pages."""
     for link in _LINK.finditer(page.content_string):
         target = _target(page, link[1])
         outside = not target.startswith("docs/") and target not in PAGES
