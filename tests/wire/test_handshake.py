@@ -191,7 +191,7 @@ def test_a_token_carries_the_client_key_and_not_the_secret() -> None:
 
 @pytest.mark.parametrize("text", ["", "rayq-", "rayq-abc", "abc", "rayq-" + "!" * 43, "rayq-é"])
 def test_a_text_that_is_no_token_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="Not a rayq token"):
+    with pytest.raises(ConfigError, match="not a rayq token"):
         key_of_token(text)
 
 
