@@ -3,7 +3,7 @@
     python examples/typed_orders.py
 
 A type checker knows that `record.value` is an `Order`. One record is no order: the consumer stays
-at it and says so, with the record as it was sent, until it is told to go on.
+at it and says so, with the record as it was sent, until it is told to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The clock by which others are judged: it counts only time in which this process could hear them.
+"""Clock for session timeouts: it counts only time in which this process could receive.
 
-A process that stood still, or that is behind with its work, has not read what has arrived: the
-heartbeat that it misses may be there (docs/protocol.md, rule 5). So no late judge ends a session.
+A process that was stopped, or that is behind with its work, has not read all that has arrived: the
+heartbeat that it misses may be among it (docs/protocol.md, rule 5). Such a process therefore never
+expires a session.
 """
 
 from __future__ import annotations

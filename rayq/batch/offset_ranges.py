@@ -533,12 +533,12 @@ def limit_ranges(ranges: Iterable[Split], offsets_max: int) -> list[Split]:
     shares = [max(offsets_max * split.offsets // total, min(split.offsets, 1)) for split in given]
     by_size = sorted(range(len(given)), key=lambda index: -given[index].offsets)
     excess = sum(shares) - offsets_max
-    for least in (1, 0):  # ranges with only one offset give it up last, the smallest ranges first
+    for least in (1, 0):  # Take from single-offset ranges last, smallest first.
         for index in by_size if least else reversed(by_size):
             taken = min(max(shares[index] - least, 0), max(excess, 0))
             shares[index] -= taken
             excess -= taken
-    for index in by_size:  # the rest of rounding down: less than one offset for each
+    for index in by_size:  # Rounding down left less than one offset for each.
         if excess < 0 and shares[index] < given[index].offsets:
             shares[index] += 1
             excess += 1

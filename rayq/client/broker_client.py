@@ -238,7 +238,7 @@ class BrokerClient:
             left_s = deadline - self.now
             if left_s <= 0:
                 break
-            # Where answers are late, one more question to each broker would make them later.
+            # Where answers are late, hedging would slow them further.
             may_ask = not pending or self._retries.take()
             if waiting and may_ask:
                 address = waiting.pop(0)

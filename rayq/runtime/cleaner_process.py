@@ -116,9 +116,9 @@ def _main() -> None:
     priority, parent = sys.argv[1], int(sys.argv[2])
     _die_with(parent)
     # A low weight (nice 19) is not enough: a thread that wakes waits for the end of the time slice
-    # of such a process, but not of an idle one. With three helpers on two busy cores that made the
-    # 99th percentile of producers 1.2 to 1.6 times as high during a pass, not 1.5 to 2.5 times.
-    # On a machine without idle time an idle process still gets about 0.3% of a core.
+    # of such a process, but not of a SCHED_IDLE one. During a pass of three helpers on two busy
+    # cores, SCHED_IDLE raised producers' p99 1.2 to 1.6 times; nice 19 raised it 1.5 to 2.5 times.
+    # On a machine without idle time a SCHED_IDLE process still gets about 0.3% of a core.
     if priority == "idle":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

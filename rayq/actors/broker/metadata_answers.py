@@ -67,9 +67,10 @@ class MetadataAnswers:
     ) -> messages.MetadataResponse:
         asked = None if request.topics is None else set(request.topics)
         await self._metadata.wait_for_version(request.version_min, request.wait_ms)
-        async with peer.room.take(ANSWER_BYTES_MAX):  # One at a time for each client,
+        # One page per client at a time; yield so that others get a turn before its next page.
+        async with peer.room.take(ANSWER_BYTES_MAX):
             answer = self._page(asked, request, self.view(peer))
-            await asyncio.sleep(0)  # and others have their turn before its next.
+            await asyncio.sleep(0)
             return answer
 
     def _page(

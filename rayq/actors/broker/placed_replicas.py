@@ -133,7 +133,8 @@ class PlacedReplicas:
                         key for host in hosts for key in host.keys if key[0] == record.topic_id
                     )
                 case BrokerRegistered() if record.broker == self._broker:
-                    touched.update(self)  # With another disk its processes are forgotten.
+                    # Re-registering with another disk drops its replica processes.
+                    touched.update(self)
         for topic_id in topics & self._metadata.state.topics.keys():
             numbers = self._metadata.state.topics[topic_id].partitions
             keys = ((topic_id, number) for number in numbers)

@@ -399,6 +399,6 @@ class ReplicaProcesses:
                 if host.process is not None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(host.process.wait_dead(), STOP_TIMEOUT_S)
-        if host.process is not None:  # A process not asked has no open log.
+        if host.process is not None:  # A process that was not asked has no open log.
             host.process.kill()
         return ends

@@ -268,7 +268,7 @@ class Consumer(OfValueAndKey, Generic[ValueT_co, KeyT_co]):
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Sets the offset at which the next poll of the partition begins. If the log does not hold
-        it (the log may end just before), `auto_offset_reset` decides. Raises
+        it, `auto_offset_reset` decides. An offset equal to the log end is valid and waits. Raises
         InvalidRequestError."""
         with self._use:
             self._core.seek(partition, offset)

@@ -493,10 +493,10 @@ class Sender:
         else:
             if not isinstance(error, RayqError):
                 error = UnknownServerError(f"The request failed: {error!r}.")
-            # otherwise it may belong to the previous transaction
+            # The error of an older attempt may belong to the previous transaction.
             is_current = inflight.attempt == attempt
             if is_current and self._transaction and isinstance(error, TransactionEndedError):
-                # Until it is known how, the batch is in flight.
+                # The batch stays in flight until the outcome is known.
                 how = self._how_it_ended(error, *self._transaction)
                 self._client.environment.tasks.spawn(
                     self._ended(channel, inflight, attempt, how),

@@ -1,5 +1,5 @@
-"""Check of how much of the log that a queue has learned is still there: an unclean election
-truncates a log, which then continues with other records."""
+"""Finds how much of the log that a queue has scanned survives an unclean election, which truncates
+the log. Other records follow there."""
 
 from __future__ import annotations
 

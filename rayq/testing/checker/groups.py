@@ -154,7 +154,7 @@ class _Judge:
     def _judge_owners(self) -> None:
         for later in self._ownerships:
             for other in later.beside:
-                # By epochs, not by what was heard first: an assignment may arrive when it is over.
+                # Order by epoch, not arrival: an assignment can arrive after it ended.
                 is_late = (later.epoch or 0) < (other.epoch or 0)
                 older, newer = (later, other) if is_late else (other, later)
                 if older.how not in ("lost", "killed"):
