@@ -312,8 +312,8 @@ class _Reader:
             stream = self._assigned.stream
             if stream.is_finished:
                 break
-            if stream.error is not None and not stream.has_records:
-                self._ended_by(stream.error)
+            if (error := stream.error) is not None and not stream.has_records:
+                self._ended_by(error)
                 break
             self._wait(stream)
         return []

@@ -252,8 +252,8 @@ class ConsumerCore:
             below = None if ends is None else ends[assigned.partition]
             stream = assigned.stream
             if not stream.has_records:
-                if stream.error is not None:
-                    failed[assigned.partition] = stream.error
+                if (failure := stream.error) is not None:
+                    failed[assigned.partition] = failure
                 continue
             try:
                 found = self._peek(assigned, records_max, below)
@@ -500,8 +500,8 @@ class ConsumerCore:
         await self.when(lambda: stream.position is not None or stream.error is not None, timeout_s)
         if stream.position is not None:
             return stream.position
-        if stream.error is not None:
-            raise stream.error.with_message(stream.error.message)
+        if (error := stream.error) is not None:
+            raise error.with_message(error.message)
         raise TimeoutError(
             f"{tuple(partition)!r} has no position after {timeout_s:g} s "
             "(default_api_timeout_ms): its leader could not be asked where to start."
