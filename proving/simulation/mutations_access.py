@@ -9,6 +9,7 @@ from proving.simulation.planting import plants
 from rayq.actors.access import Access, Freshness
 from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.actors.quotas import Quotas
+from rayq.client.producing.producer_core import ProducerCore
 from rayq.core.access.acls import AclTable, AclVerdict
 from rayq.core.transactions import changes as transaction_changes
 from rayq.messages import REQUESTS
@@ -82,3 +83,14 @@ def quota_per_process() -> list[Patch]:
 @plants("access", "who may write to a topic may write in another's transaction", "transactions")
 def family_of_another() -> list[Patch]:
     return [(transaction_changes, "_check_principal", lambda state, key, principal: None)]
+
+
+@plants("access", "a topic that comes back in a transaction is numbered from 0", "transactions")
+def numbers_begin_again() -> list[Patch]:
+    metadata_changed = ProducerCore._metadata_changed
+
+    def mutated(self: Any) -> None:
+        metadata_changed(self)
+        self._hidden.clear()
+
+    return [(ProducerCore, "_metadata_changed", mutated)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +42,8 @@ KIND_SHARE = 0.7
 GUESTS = 2
 POISONER = "poisoner"
 """A client of some scenarios that is the first guest, too."""
+VISITOR = "visitor"
+"""A client of some scenarios that is the last guest, too."""
 PATIENCES_MS = (4_000, 8_000, 15_000)
 """Choices of a seed for `access_patience_ms`."""
 CHANGE_TIMEOUT_S = 120.0
@@ -133,7 +135,7 @@ class Principals:
         self.stranger = self._login("stranger")
         self.stranger.acls = self._useless(rights)
         self._kinds |= {login.name: login for login in (*self.guests, self.stranger)}
-        self._kinds[POISONER] = self.guests[0]
+        self._kinds |= {POISONER: self.guests[0], VISITOR: self.guests[-1]}
         cluster.world.trace.note(f"PRINCIPALS {', '.join(self._kinds)}")
 
     def identity_of(self, process: Process) -> Identity:
@@ -318,7 +320,7 @@ class Principals:
             self.judge.judge_connections(server)
 
     async def revoke(
-        self, guest: Login, way: Way, *, gone: Callable[[], Coroutine[Any, Any, None]]
+        self, guest: Login, way: Way, *, gone: Callable[[], Awaitable[None]]
     ) -> None:
         """Takes a right away in one of the ways, awaits `gone()`, and gives it back."""
         guest.is_revoked = True
@@ -353,6 +355,19 @@ class Principals:
         acls = self._rng.sample(guest.acls, self._rng.randint(1, len(guest.acls)))
         await self._change(messages.DeleteAcls(acls=acls))
         return partial(self._change, messages.CreateAcls(acls=acls))
+
+    async def hide(self, topic: str, guest: Login) -> GiveBack:
+        """Takes all ACLs of a topic away, which the guest then does not see."""
+        acls = [acl for acl in guest.acls if (acl.resource_type, acl.name) == ("topic", topic)]
+        await self._change(messages.DeleteAcls(acls=acls))
+        return partial(self._change, messages.CreateAcls(acls=acls))
+
+    async def hide_for_visitor(self, topic: str, gone: Callable[[], Awaitable[None]]) -> None:
+        """Hides a topic from the visitor until `gone()` returns, unless another of its rights is
+        gone just now."""
+        guest = self._kinds[VISITOR]
+        if not guest.is_revoked:
+            await self.revoke(guest, lambda this, who: this.hide(topic, who), gone=gone)
 
     async def deny(self, guest: Login) -> GiveBack:
         """Denies by an ACL what another allows, to the guest or, sometimes, to all from its

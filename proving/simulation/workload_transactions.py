@@ -15,6 +15,7 @@ import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from typing import Any
 
 from proving.simulation.atomic_jobs import ID as JOB
@@ -29,7 +30,7 @@ from proving.simulation.invariants_groups import GroupInvariants
 from proving.simulation.invariants_transactions import TransactionInvariants
 from proving.simulation.new_topic import create_topic
 from proving.simulation.owner import Owner
-from proving.simulation.principals import POISONER, Rights, may
+from proving.simulation.principals import POISONER, VISITOR, Rights, may
 from proving.simulation.process import Process
 from proving.simulation.transaction_times import TransactionTimes
 from proving.simulation.workload import PRODUCERS, Workload
@@ -69,6 +70,7 @@ READERS = 2
 LIFE_S = (1.0, 12.0)
 POISON_S, POISON_TIMEOUT_S = 0.5, 2.0
 POISON_ID = 100_000
+LOOK_S, LOOKS = 0.2, 10
 """A producer id of a family that no task of a job has."""
 END_LIMIT_S = 90.0
 CUT_LIMIT_S = 20.0
@@ -146,15 +148,21 @@ class TransactionWorkload(Workload):
         }
 
     def rights_of_guests(self) -> Sequence[Needed]:
-        return [*super().rights_of_guests(), *may("write", "topic", PAIRS)]
+        return [
+            *super().rights_of_guests(),
+            *may("write", "topic", PAIRS),
+            *may("write", "transactional_id", VISITOR),
+        ]
 
     def start_guests(self) -> None:
         super().start_guests()
         self._start(POISONER, self._poison)
+        self._start(VISITOR, self._visit)
 
     async def end_guests(self) -> None:
         await super().end_guests()
         await self._end(POISONER)
+        await self._end(VISITOR)
 
     def observer(self, invariants: Invariants) -> Callable[[Owner], None]:
         def committed(replica: Replica, leader_epoch: int, batch: bytes) -> None:
@@ -347,6 +355,44 @@ class TransactionWorkload(Workload):
                 break
             await asyncio.sleep(rng.uniform(0, 0.5))
         await self._close(producer)
+
+    async def _visit(self, name: str, process: Process, rng: random.Random) -> None:
+        """Writes in transactions, while its rights come and go. Half of the transactions have their
+        topic hidden and shown again in the middle, when nothing is under way."""
+        principals = self.principals
+        assert principals is not None
+        while self._has_guests:
+            producer = self._producer(process, rng, VISITOR)
+            client, until_s = producer.core.client, producer.core.client.now + rng.uniform(*LIFE_S)
+
+            async def sees(is_seen: bool) -> None:
+                """Fetches metadata, as something else in the process may, until they show it."""
+                for _ in range(LOOKS):
+                    with contextlib.suppress(RayqError):
+                        await client.fetch_all(timeout_s=LOOK_S)  # noqa: B023
+                    if (PAIRS in client.metadata.topics) == is_seen:  # noqa: B023
+                        return
+                    await asyncio.sleep(LOOK_S)
+
+            async def work(transaction: AsyncTransaction, name: str) -> None:
+                hides_before = rng.randint(1, 4) if rng.random() < 0.5 else 0
+                for number in range(rng.randint(2, 5)):
+                    if number and number == hides_before:
+                        await principals.hide_for_visitor(PAIRS, partial(sees, False))
+                        await sees(True)
+                    value = b"%s/%d" % (name.encode(), number)
+                    self.history.sending(name, value)
+                    partition = rng.randrange(PAIRS_PARTITIONS)
+                    sent = await transaction.send(PAIRS, value, key=value, partition=partition)
+                    await sent
+
+            while self._has_guests and client.now < until_s:
+                try:
+                    await self._in_transaction(producer.transaction(), work)
+                except ProducerFencedError:
+                    break
+                await asyncio.sleep(rng.uniform(0, 2 * LOOK_S))
+            await self._close(producer)
 
     async def _poison(self, name: str, process: Process, rng: random.Random) -> None:
         """Writes in the transactions of others, to a topic that it may write to."""

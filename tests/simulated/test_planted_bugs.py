@@ -57,6 +57,7 @@ FIRST_SEEDS = {
     "cache_outlives_change": 1,
     "held_fetch_unchecked": 1,
     "family_of_another": 1,
+    "numbers_begin_again": 1,
     "patience_without_end": 17,
     "quota_per_process": 6,
 }

@@ -79,6 +79,7 @@ def test_principals_are_served_what_they_may_in_each_scenario(scenario: str, see
         ("deny_ignored", "1,6,9"),
         ("held_fetch_unchecked", "1,6,9"),
         ("family_of_another", "1,6"),
+        ("numbers_begin_again", "1,6"),
         ("quota_per_process", "6,9,10"),
     ],
 )
