@@ -11,7 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from rayq import Cluster, messages
-from rayq.errors import AuthorizationError, QuotaLimitError, UnknownPrincipalError
+from rayq.errors import (
+    AuthorizationError,
+    InvalidRequestError,
+    QuotaLimitError,
+    RayqError,
+    UnknownPrincipalError,
+)
 from rayq.testing import LocalCluster
 from tests.local.conftest import NewTopic
 from tests.local.principal_support import Named
@@ -266,3 +272,23 @@ def test_a_team_sees_its_own_quotas_and_how_far_they_are_used_up(
         assert {quota.principal for quota in admin.list_quotas()} >= {None, other.name}
     finally:
         admin.remove_quota(None)
+
+
+def test_nobody_goes_round_the_quotas_of_brokers_to_the_controller(
+    cluster: LocalCluster, topic: str, anna: Named, hers: Cluster
+) -> None:
+    host, _, port = str(cluster.admin.describe_cluster().controller).rpartition(":")
+    client, background = hers.shared_client()
+    request = messages.CreateTopic(f"other-{topic}", 1, 1, {})
+
+    def is_refused() -> bool:
+        try:
+            background.run(client.ask((host, int(port)), request, timeout_s=60))
+        except InvalidRequestError as error:
+            return "answers brokers" in str(error)
+        except RayqError as error:
+            assert error.retriable, error  # It looks for the ACLs of a new principal now and then.
+        return False
+
+    eventually(is_refused, "the controller answers brokers only")
+    assert f"other-{topic}" not in cluster.admin.list_topics()

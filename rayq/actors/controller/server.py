@@ -8,12 +8,16 @@ from collections.abc import Awaitable, Sequence
 
 from rayq import messages
 from rayq.actors.access import Access
-from rayq.actors.change_origin import with_origin
 from rayq.actors.controller.controller_host import ControllerHost
 from rayq.actors.listening_clock import ListeningClock
 from rayq.config import ClusterConfig
 from rayq.environment import Address, Environment
-from rayq.errors import ControllerUnavailableError, NotControllerError, RayqError
+from rayq.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    NotControllerError,
+    RayqError,
+)
 from rayq.wire.authentication import Identity
 from rayq.wire.handler import Result
 from rayq.wire.peer import Peer
@@ -125,10 +129,15 @@ class ControllerServer:
     ) -> Result | Awaitable[Result]:
         if isinstance(request, messages.DescribeMetrics):
             return messages.DescribeMetricsResponse(self._environment.metrics.collect())
+        if peer.role == "client":  # Quotas and their waits are at the brokers.
+            raise InvalidRequestError(
+                f"The controller answers brokers: send {type(request).__name__} to any broker, "
+                "which forwards it."
+            )
         controller = self.controller_host.controller
         if controller is None:
             raise NotControllerError("The controller is not hosted in this process now.")
-        return controller.handle(with_origin(peer, request, controller.state))
+        return controller.handle(request)
 
     async def _listen_for_another(self) -> None:
         """Keeps the brokers' addresses up to date, and asks the brokers whether they hear a
