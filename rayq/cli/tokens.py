@@ -124,8 +124,11 @@ def revoke(
         if ids:
             said = output.counted(len(ids), "token")
             agree(f"Revoke {said} of {principal}: {', '.join(ids)}?", yes)
+        if all_tokens:
+            ids = connection.admin.revoke_tokens(principal)
         for token_id in ids:
-            connection.admin.revoke_token(principal, token_id)
+            if not all_tokens:
+                connection.admin.revoke_token(principal, token_id)
             if not json:
                 output.say(f"Revoked token {token_id} of {principal}.")
     if json:

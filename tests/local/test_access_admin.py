@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ import pytest
 
 import rayq
 from rayq import Acl, AclVerdict
+from rayq.client.client import Client
 from rayq.errors import (
+    AuthenticationError,
     AuthorizationError,
     InvalidRequestError,
     PrincipalExistsError,
@@ -19,6 +22,7 @@ from rayq.errors import (
     UnknownPrincipalError,
     UnknownTokenError,
 )
+from rayq.messages import CreateToken, RevokeToken
 from rayq.testing import LocalCluster
 from rayq.wire.tokens import principal_token
 from tests.client.faces import Faces
@@ -214,3 +218,47 @@ def test_a_new_principal_is_known_at_once_to_another_client(cluster: LocalCluste
             assert other.admin.describe_principal(name).name == name
             cluster.admin.create_acls(Acl(name, "allow", "read", "topic", "t"))
             assert other.admin.check_acl(name, "read", "group", "g") == (False, None)
+
+
+def test_all_tokens_end_in_one_step_so_that_a_thief_creates_no_other(
+    admin: Any, anna: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [admin.create_token(anna) for _ in range(3)]
+    stolen = rayq.connect(cluster.addresses[0], token=tokens[-1].token)
+    cluster.make_current()
+    made: list[Any] = []
+    change = Client.change
+
+    async def change_and_thief(self: Client, request: Any, **options: Any) -> Any:
+        answer = await change(self, request, **options)
+        if isinstance(request, RevokeToken | CreateToken) and not made:
+            made.append(None)  # Between the steps of whoever revokes.
+            try:
+                made[0] = await asyncio.to_thread(stolen.admin.create_token, anna, timeout_s=10)
+            except (AuthenticationError, AuthorizationError) as error:
+                made[0] = error
+        return answer
+
+    monkeypatch.setattr(Client, "change", change_and_thief)
+    with stolen:
+        stolen.admin.describe_principal(anna)
+        assert admin.revoke_tokens(anna) == [token.token_id for token in tokens]
+        assert isinstance(made[0], AuthenticationError | AuthorizationError)
+    assert admin.list_tokens(anna) == [] and admin.revoke_tokens(anna) == []
+
+
+def test_a_clock_that_is_ahead_here_delays_no_end_of_tokens(
+    admin: Any, anna: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_token(anna)
+    change, asked = Client.change, []
+
+    async def noting(self: Client, request: Any, **options: Any) -> Any:
+        asked.append(request)
+        return await change(self, request, **options)
+
+    monkeypatch.setattr(Client, "change", noting)
+    last = admin.rotate_token(anna, overlap_s=0)
+    [created] = [request for request in asked if isinstance(request, CreateToken)]
+    assert created.others_expire_ms == 0, "at once, whatever the time is here"
+    assert [token.token_id for token in admin.list_tokens(anna)] == [last.token_id]

@@ -183,6 +183,21 @@ class AccessAdmin(AdminMethods):
         await _change(Call(self._client, timeout_s), request)
 
     @takes_timeout
+    async def revoke_tokens(
+        self, principal: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> list[str]:
+        """Removes all tokens of a principal in one step, and returns the ids of those that it had:
+        whoever has stolen one cannot create another meanwhile. Raises as `create_token` does."""
+        call = Call(self._client, timeout_s)
+        found = await get_principal(call, principal_name(principal))
+        if not found.tokens:
+            return []
+        # Nobody ever sees this token, which ends the others.
+        last = await self._add_token(call, found, None, 0.0)
+        await _change(call, RevokeToken(found.name, last.token_id))
+        return [token.token_id for token in found.tokens]
+
+    @takes_timeout
     async def list_tokens(
         self, principal: str, *, timeout_s: float = ADMIN_TIMEOUT_S
     ) -> list[TokenInfo]:
@@ -209,7 +224,7 @@ class AccessAdmin(AdminMethods):
             token_id=environment.token_bytes(TOKEN_ID_BYTES).hex(),
             verifiers=verifiers_of(token, principal.salt),
             expires_ms=expires_ms,
-            others_expire_ms=None if overlap_s is None else now_ms + int(overlap_s * 1000),
+            others_expire_ms=_others_expire_ms(overlap_s, now_ms),
         )
         await _change(call, request)
         return NewToken(principal.name, request.token_id, token.text, expires_ms)
@@ -390,6 +405,13 @@ def principal_name(given: object) -> str:
     if not isinstance(given, str):
         raise TypeError(f"A principal is named by a str, such as 'billing', not by {shown(given)}.")
     return given
+
+
+def _others_expire_ms(overlap_s: float | None, now_ms: int) -> int | None:
+    """The time from which on other tokens are refused. At once: whatever the time is here."""
+    if not overlap_s:
+        return None if overlap_s is None else 0
+    return now_ms + int(overlap_s * 1000)
 
 
 def _seconds(name: str, given: object) -> float:

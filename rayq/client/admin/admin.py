@@ -167,6 +167,7 @@ class Admin:
     create_token = _blocking(AsyncAdmin.create_token)
     rotate_token = _blocking(AsyncAdmin.rotate_token)
     revoke_token = _blocking(AsyncAdmin.revoke_token)
+    revoke_tokens = _blocking(AsyncAdmin.revoke_tokens)
     list_tokens = _blocking(AsyncAdmin.list_tokens)
     create_acls = _blocking(AsyncAdmin.create_acls)
     delete_acls = _blocking(AsyncAdmin.delete_acls)
