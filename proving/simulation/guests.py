@@ -1,7 +1,7 @@
 """Guests and strangers: clients whose rights come and go, and one that has none.
 
 A *guest* writes and reads the first topic of the scenario, and alters a config that nothing depends
-on, while `Principals.strike` takes its rights and gives them back. What it writes is judged as that
+on, while `faults_access` takes its rights and gives them back. What it writes is judged as that
 of all producers. The *stranger* tries whatever it can think of, some of it as an ordinary client,
 and the rest at the right servers by the right ids, which it has from a superuser: who lost a right
 knows them, too. Nobody judges here: `invariants_access` sees who is served, and the checker whether
@@ -37,6 +37,7 @@ EAGER_BYTES, EAGER_S = 400, 0.11
 """Bytes of a value of an eager guest, and the time after which it writes the next two."""
 KEYS = 8
 ALTER_S = 0.3
+LOOK_S = 0.5
 LIFE_S = (4.0, 20.0)
 TIMEOUT_S = 2.0
 GIVES_UP_SHARE = 0.05
@@ -55,6 +56,7 @@ class Guest:
         process: Process,
         rng: random.Random,
         new_client: Callable[[Process], Client],
+        brokers: list[Address],
         places: list[TopicPartition],
         recorder: Recorder,
         acknowledged: Callable[[], None],
@@ -66,6 +68,7 @@ class Guest:
         self._process = process
         self._rng = rng
         self._new_client = new_client
+        self._brokers = brokers
         self._places = places
         self._topic = places[0].topic
         self._recorder = recorder
@@ -90,6 +93,7 @@ class Guest:
                 self._write(f"{self._name}.{self._lives}", client, lasts, is_over),
                 self._read(f"{self._name}-reads.{self._lives}", client, lasts, is_over),
                 self._alter(client, lasts),
+                self._insist(client, lasts),
             )
             client.close()
             idle.close()
@@ -167,6 +171,19 @@ class Guest:
             with contextlib.suppress(RayqError):
                 await client.change(
                     messages.AlterTopicConfig(name=self._topic, changes=changes),
+                    timeout_s=TIMEOUT_S,
+                )
+
+
+    async def _insist(self, client: Client, lasts: Callable[[], bool]) -> None:
+        """Asks each broker by itself. A client's own questions go first to brokers that answered
+        the last ones, and so not to one that is cut off: it may serve who has lost a right."""
+        while lasts():
+            await asyncio.sleep(self._rng.uniform(0, 2 * LOOK_S))
+            with contextlib.suppress(RayqError):
+                await client.ask(
+                    self._rng.choice(self._brokers),
+                    messages.Metadata(topics=[self._topic]),
                     timeout_s=TIMEOUT_S,
                 )
 

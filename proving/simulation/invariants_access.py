@@ -9,8 +9,8 @@ answer is right if any state since the last change that it must know allows it:
   acknowledged; while faults last, after `access_patience_ms`;
 - a server that knows a change acts by it at once;
 - a revoked token opens no connection, and none is left a second later;
-- a change that a principal asked for is committed only where the state just before allows it to
-  whoever asked, whichever broker has forwarded it;
+- a change that a principal asked for is committed only where the state just before has the token of
+  whoever asked, and allows it, whichever broker has forwarded it;
 - nobody is refused who had the right all the time, and a principal whose rights never change is
   refused by no server at all, by no error that ends what a client does;
 - lists name nothing that the principal may not describe.
@@ -118,6 +118,13 @@ class _Admitted(NamedTuple):
     """The states that may have allowed it."""
 
 
+class _Asked(NamedTuple):
+    """A change that a principal has asked for."""
+
+    peer: Peer
+    request: messages.AnyRequest
+
+
 class AccessJudge:
     """See the module. `judging` wraps the servers' methods; `fault` is what was found first."""
 
@@ -136,8 +143,10 @@ class AccessJudge:
         self._names = ClusterState()
         self._known: dict[object, AccessState] = {}
         """The last state that each gate was told."""
-        self._asked: dict[str, tuple[str, str, messages.AnyRequest]] = {}
-        """Principal, host and request of each change that a principal has asked for, by its id."""
+        self.asked_at: dict[str, tuple[Server, float]] = {}
+        """The server that let the last change of each principal in, and the time."""
+        self._asked: dict[str, _Asked] = {}
+        """The changes that are not committed yet, by their ids."""
         self._admitted: dict[int, _Admitted] = {}
         self._handled: messages.AnyRequest | None = None
         """The request whose answer is being sent."""
@@ -152,8 +161,11 @@ class AccessJudge:
         self._names = state
         before = self._states[-1]
         for record in records:
-            if isinstance(record, RequestDone) and record.request_id in self._asked:
-                self._judge_change(before, *self._asked.pop(record.request_id))
+            if isinstance(record, RequestDone):
+                # It is remembered under the name of the principal, a space, and the client's id.
+                who, _, request_id = record.request_id.rpartition(" ")
+                if request_id in self._asked:
+                    self._judge_change(before, who, *self._asked.pop(request_id))
         after = before
         for record in records:
             after = _replayed(after, record)
@@ -205,12 +217,13 @@ class AccessJudge:
                 kind = messages.REQUESTS[api]
                 self._judge_refused(peer, decode(DECODERS[kind], header, kind.__name__))
                 raise
-            states = self._possible(server_of(stream))
+            server = server_of(stream)
+            states = self._possible(server)
             self._admitted[id(request)] = _Admitted(request, self._now_s(), states)
             self._handled = request
             if isinstance(request, messages.Change) and request.request_id is not None:
-                asked = (peer.principal, peer.address, request)
-                self._asked.setdefault(request.request_id, asked)
+                self._asked.setdefault(request.request_id, _Asked(peer, request))
+                self.asked_at[peer.principal] = server, self._now_s()
             return request
 
         return judged
@@ -346,12 +359,14 @@ class AccessJudge:
             )
 
     def _judge_change(
-        self, state: AccessState, principal: str, host: str, request: messages.AnyRequest
+        self, state: AccessState, who: str, peer: Peer, request: messages.AnyRequest
     ) -> None:
         self.counts["change"] += 1
-        if not self._is_allowed(state, principal, host, request):
+        if who != peer.principal:
+            self._found(f"{type(request).__name__} of {peer.principal} is remembered as {who!r}'s")
+        if not self._may_send(state, peer, request):
             self._found(
-                f"{type(request).__name__} of {principal} was committed after version "
+                f"{type(request).__name__} of {peer.principal} was committed after version "
                 f"{state.version}, which does not allow it"
             )
 

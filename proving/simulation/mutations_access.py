@@ -11,6 +11,7 @@ from rayq.actors.audit.coordinator import NEVER, AuditCoordinator
 from rayq.actors.quotas import Quotas
 from rayq.client.producing.producer_core import ProducerCore
 from rayq.core.access.acls import AclTable, AclVerdict
+from rayq.core.cluster import access_changes
 from rayq.core.transactions import changes as transaction_changes
 from rayq.messages import REQUESTS
 from rayq.wire.server import Server
@@ -78,6 +79,11 @@ def audit_starts_over() -> list[Patch]:
 @plants("access", "each process gives a principal the whole rate of its quota")
 def quota_per_process() -> list[Patch]:
     return [(Quotas, "_rate", lambda self, key, value: value)]
+
+
+@plants("access", "a change that a broker forwards is decided as the superuser's")
+def forwarded_as_superuser() -> list[Patch]:
+    return [(access_changes, "check_forwarded", lambda state, forward, request, now_ms: None)]
 
 
 @plants("access", "who may write to a topic may write in another's transaction", "transactions")

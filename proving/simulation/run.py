@@ -16,6 +16,7 @@ from typing import Any
 from proving.simulation.charged import ChargedTime, slow_machine
 from proving.simulation.cluster import SimulatedCluster
 from proving.simulation.faults import Faults
+from proving.simulation.faults_access import taking_rights
 from proving.simulation.faults_disks import lose_a_disk
 from proving.simulation.faults_ordinary import AFTERMATHS
 from proving.simulation.invariants import Invariants
@@ -144,7 +145,6 @@ def _simulate(outcome: Outcome) -> None:
                 cluster,
                 workload.rights(),
                 workload.rights_of_guests(),
-                cuts_brokers=workload.cuts_brokers,
             )
         invariants = Invariants(cluster)
         invariants.access = None if workload.principals is None else workload.principals.judge
@@ -223,7 +223,8 @@ async def _script(
         kinds += [slow_machine] * (1 + len(kinds) // 8)
     if principals is not None:
         workload.start_guests()
-        kinds += [principals.strike] * (1 + len(kinds) // 2)
+        strike = taking_rights(principals, cuts_brokers=workload.cuts_brokers)
+        kinds += [strike] * (1 + len(kinds) // 2)
     faults = Faults(
         cluster,
         workload.hosts,

@@ -326,6 +326,7 @@ class Workload:
             process,
             rng,
             self._client,
+            self._cluster.endpoints,
             self._guest_places,
             self.recorder,
             acknowledged,

@@ -81,6 +81,8 @@ def test_principals_are_served_what_they_may_in_each_scenario(scenario: str, see
         ("family_of_another", "1,6"),
         ("numbers_begin_again", "1,6"),
         ("quota_per_process", "6,9,10"),
+        ("patience_without_end", "1,6,9"),
+        ("forwarded_as_superuser", "1,6,9"),
     ],
 )
 def test_a_planted_bug_in_access_control_is_found_within_a_few_seeds(name: str, seeds: str) -> None:
