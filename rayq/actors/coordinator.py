@@ -98,8 +98,8 @@ class Coordinator(ABC, Generic[StateT, RecordT]):
         """Ends this coordinator, as another process coordinates: the requests that wait are
         told."""
         self._ended = NotLeaderError(
-            f"Broker {self._replica_log.broker} coordinates the {self.subject} of {self.where} no "
-            f"more ({reason}): ask for new metadata."
+            f"Broker {self._replica_log.broker} no longer coordinates the {self.subject} of "
+            f"{self.where} ({reason}): ask for new metadata."
         )
         for task in self._tasks:
             task.cancel()

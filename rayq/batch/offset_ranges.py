@@ -130,9 +130,11 @@ def snapshot(
             f'new_partitions is "error" or "earliest", not {new_partitions!r}.'
         )
     if type(fail_on_data_loss) is not bool:  # "false" would count as True
-        raise InvalidRequestError(f"fail_on_data_loss is a bool, not {fail_on_data_loss!r}.")
+        raise InvalidRequestError(f"fail_on_data_loss must be a bool, not {fail_on_data_loss!r}.")
     if type(timeout_s) not in (int, float) or not timeout_s > 0:
-        raise InvalidRequestError(f"timeout_s is a number of seconds above 0, not {timeout_s!r}.")
+        raise InvalidRequestError(
+            f"timeout_s must be a number of seconds above 0, not {timeout_s!r}."
+        )
     timeout_s = seconds(timeout_s)
     names = [topics] if isinstance(topics, str) else list(topics)
     if bool(names) == (pattern is not None):

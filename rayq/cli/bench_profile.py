@@ -58,7 +58,9 @@ def profile(
 ) -> None:
     """Measure what a byte costs here: one partition at full speed, in a topic made for it."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise WrongUseError(f"{file} cannot be written: it is a directory, or is in none.")
+        raise WrongUseError(
+            f"{file} cannot be written: it is a directory, or its directory does not exist."
+        )
     with connected(cluster) as connection:
         _check_disks(connection.metrics())
         with bench_topic(connection, 1, replicas, segment_bytes=SEGMENT_BYTES):

@@ -100,7 +100,7 @@ def elect_leaders(
     if partitions is not None and len(topics or ()) != 1:
         raise typer.BadParameter("--partitions needs one topic")
     if unclean and not topics:
-        raise typer.BadParameter("--unclean needs the topics by name")
+        raise typer.BadParameter("--unclean needs topic names")
     check_can_ask(yes or not unclean)
     numbers = None if partitions is None else partition_numbers(partitions)
     rows = []

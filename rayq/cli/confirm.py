@@ -28,7 +28,7 @@ def check_can_ask(yes: bool) -> None:
     else is done."""
     if not yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
-            "it asks before it does this, and there is nobody to ask: add --yes"
+            "this needs a confirmation, and there is no terminal to ask on: add --yes"
         )
 
 

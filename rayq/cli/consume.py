@@ -119,16 +119,16 @@ def consume(
     `rayq topic consume flights -e | wc -l`.
     """
     if json and format_:
-        raise typer.BadParameter("--json is a format: give one")
+        raise typer.BadParameter("give one of --json and --format")
     template = JSON if json else format_
     if template is not None and (key_delimiter is not None or delimiter is not None):
-        raise typer.BadParameter("a format says what stands between: leave -K and -D out")
+        raise typer.BadParameter("--format sets the delimiters: leave out -K and -D")
     if template is None:
         key = "" if key_delimiter is None else "%k" + key_delimiter.replace("%", "%%")
         end = r"\n" if delimiter is None else delimiter
         template = key + "%s" + end.replace("%", "%%")
     if group is not None and partitions is not None:
-        raise typer.BadParameter("a group gives out the partitions: leave --partition out")
+        raise typer.BadParameter("a group assigns the partitions: leave out --partition")
     begin = where(offset, output.now_ms())
     if group is not None and begin.kind not in ("beginning", "end"):
         raise typer.BadParameter(

@@ -114,7 +114,7 @@ def rate_per_s(text: str) -> float:
     found = _RATE.fullmatch(text.strip())
     rate = float(found[1]) / _SECONDS[found[2]] if found else 0.0
     if rate <= 0:
-        raise WrongUseError(f"{text!r} is not a rate: such as 100/s or 30/m.")
+        raise WrongUseError(f"{text!r} is not a rate, e.g. 100/s or 30/m.")
     return rate
 
 

@@ -124,7 +124,7 @@ def _move(text: str) -> tuple[TopicPartition, list[int]]:
     try:
         return topic_partition(place), partition_numbers(brokers)
     except InvalidRequestError:
-        raise WrongUseError(f"{text!r} is not a move: such as flights/0=1,2,3.") from None
+        raise WrongUseError(f"{text!r} is not a move, e.g. flights/0=1,2,3.") from None
 
 
 class _PlannedMove(msgspec.Struct):

@@ -191,7 +191,7 @@ def records_per_s(text: str) -> float:
         )
     found = _RATE.fullmatch(given)
     if found is None:
-        raise WrongUseError(f"{text!r} is not a rate of records: such as 500/s, 20k/s or 1M/s.")
+        raise WrongUseError(f"{text!r} is not a rate of records, e.g. 500/s, 20k/s or 1M/s.")
     return float(Decimal(found[1]) * _THOUSANDS[found[2]])
 
 

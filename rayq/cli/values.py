@@ -102,7 +102,7 @@ def duration_ms(text: str, bare_ms: int | None = None) -> int:
 
 
 def _no_duration(text: str) -> WrongUseError:
-    return WrongUseError(f"{text!r} is not a duration: such as 500ms, 30s, 12h or 7d.")
+    return WrongUseError(f"{text!r} is not a duration, e.g. 500ms, 30s, 12h or 7d.")
 
 
 def size_bytes(text: str) -> int:
@@ -110,7 +110,7 @@ def size_bytes(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     factor = found and _SIZES.get(found[2].lower())
     if found is None or factor is None:
-        raise WrongUseError(f"{text!r} is not a size: such as 4096, 64KiB or 50MB.")
+        raise WrongUseError(f"{text!r} is not a size, e.g. 4096, 64KiB or 50MB.")
     number, unit = found.groups()
     if _BITS.fullmatch(unit):
         raise WrongUseError(
@@ -129,7 +129,7 @@ def _whole(text: str, number: str, factor: int, what: str) -> int:
     """The number times `factor`, computed exactly. Raises WrongUseError."""
     exact = Decimal(number) * factor
     if not exact < NUMBER_END:
-        raise WrongUseError(f"{text!r} is too large: such as no clock or disk has.")
+        raise WrongUseError(f"{text!r} is too large.")
     if exact != int(exact):
         raise WrongUseError(f"{text!r} is not a whole number of {what}, such as {int(exact)}.")
     return int(exact)
@@ -157,7 +157,7 @@ def time_ms(text: str, now_ms: int) -> int:
         found, other = (round(moment.replace(fold=n).timestamp() * 1000) for n in (0, 1))
     except (ValueError, OverflowError):
         raise WrongUseError(
-            f"{text!r} is not a time: such as 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
+            f"{text!r} is not a time, e.g. 2013-01-31T12:00:00Z, -1h or Unix milliseconds."
         ) from None
     if found != other:  # Clocks are set back, and it comes twice; or forward, and it never comes.
         first, second = (datetime.fromtimestamp(ms / 1000).astimezone() for ms in (found, other))
@@ -210,7 +210,7 @@ def partition_numbers(text: str) -> list[int]:
         if not (is_number(first) and is_number(last)) or not (
             0 <= int(last) - int(first) < PARTITIONS_MAX
         ):
-            raise WrongUseError(f"{text!r} names no partitions: such as 0,2 or 0-3.")
+            raise WrongUseError(f"{text!r} is not a list of partitions, e.g. 0,2 or 0-3.")
         numbers += range(int(first), int(last) + 1)
     return numbers
 
@@ -219,7 +219,7 @@ def topic_partition(text: str) -> TopicPartition:
     """Reads `flights/3`, or `flights-3` as directories and messages write it."""
     topic, _, number = text.rpartition("/") if "/" in text else text.rpartition("-")
     if not topic or not is_number(number):
-        raise WrongUseError(f"{text!r} names no partition: such as flights/3.")
+        raise WrongUseError(f"{text!r} is not a partition, e.g. flights/3.")
     return TopicPartition(topic, int(number))
 
 
@@ -259,7 +259,7 @@ def config_values(kind: ConfigKind, assignments: Iterable[str]) -> dict[str, Any
         name = key.strip().replace(".", "_")
         known = name in hints
         if key.strip() in values:
-            raise ConfigError(f"{key.strip()} is given twice: say it once.")
+            raise ConfigError(f"{key.strip()} is given twice.")
         if known and kind is ClusterConfig and text.strip().lower() in _NOTHING:
             values[key.strip()] = None  # A start takes back what is kept.
             continue
@@ -315,7 +315,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Parses a JSON object. Raises ValueError where a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice.")
+        raise ValueError("a key occurs twice.")
     return found
 
 

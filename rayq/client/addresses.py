@@ -20,7 +20,7 @@ def parse_addresses(addresses: Any) -> list[Address]:
     """Parses addresses given by a user: one text with commas between the addresses, or a list of
     addresses. Raises ConfigError, TypeError."""
     if isinstance(addresses, bytes) or not isinstance(addresses, Iterable):
-        raise TypeError(f"Addresses are a list of host:port, not {shown(addresses)}.")
+        raise TypeError(f"Addresses must be a list of host:port, not {shown(addresses)}.")
     given = addresses.split(",") if isinstance(addresses, str) else addresses
     return [parse_address(address) for address in given]
 
@@ -38,7 +38,7 @@ def parse_address(address: str | Address) -> Address:
     elif isinstance(address, str):
         host, port = _parts(address.strip())
     else:
-        raise TypeError(f"An address is a str, host:port, not {type(address).__name__}.")
+        raise TypeError(f"An address must be a str, host:port, not {type(address).__name__}.")
     if ":" in host and not (port and _is_ipv6(host)):
         raise ConfigError(
             f"{address!r} is not an address: it is unclear where the host ends. An IPv6 address "

@@ -18,7 +18,7 @@ EXAMPLE = "TopicPartition('orders', 0)"
 def topic_name(given: object) -> str:
     """The name of one topic. Raises TypeError."""
     if not isinstance(given, str):
-        raise TypeError(f"A topic is named by a str, such as 'orders', not by {shown(given)}.")
+        raise TypeError(f"A topic name must be a str, such as 'orders', not {shown(given)}.")
     return given
 
 
@@ -27,7 +27,7 @@ def topic_names(given: object) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"Topics are a list of names, such as ['orders'], not {shown(given)}.")
+        raise TypeError(f"Topics must be a list of names, such as ['orders'], not {shown(given)}.")
     names: list[str] = []
     for item in given:
         is_several = isinstance(item, list | tuple | set | frozenset)
@@ -44,7 +44,8 @@ def as_partition(given: object) -> TopicPartition:
         or type(given[1]) is not int
     ):
         raise TypeError(
-            f"A partition is a topic and a number from 0, such as {EXAMPLE}, not {shown(given)}."
+            f"A partition must be a pair of a topic and a number from 0, such as {EXAMPLE}, not "
+            f"{shown(given)}."
         )
     return TopicPartition(*given)
 
@@ -53,7 +54,7 @@ def as_partitions(given: object) -> list[TopicPartition]:
     """A list of partitions. Raises TypeError."""
     is_one = isinstance(given, TopicPartition)
     if is_one or isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"Partitions are a list, such as [{EXAMPLE}], not {shown(given)}.")
+        raise TypeError(f"Partitions must be a list, such as [{EXAMPLE}], not {shown(given)}.")
     return [as_partition(partition) for partition in given]
 
 
@@ -70,7 +71,7 @@ def by_partition(given: Mapping[TopicPartition, V], what: str) -> dict[TopicPart
 def whole_number(name: str, given: object) -> int:
     """An int, and not a bool. Raises TypeError."""
     if type(given) is not int:
-        raise TypeError(f"{name} is an int, not {type(given).__name__}.")
+        raise TypeError(f"{name} must be an int, not {type(given).__name__}.")
     return given
 
 
@@ -79,7 +80,7 @@ def partition_numbers(given: object) -> list[int] | None:
     if given is None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"partitions is a list of numbers, not {shown(given)}.")
+        raise TypeError(f"partitions must be a list of numbers, not {shown(given)}.")
     return [whole_number("A partition", partition) for partition in given]
 
 
@@ -98,7 +99,7 @@ def many(what: str, given: object) -> list[Any]:
         given, Iterable
     ):
         raise TypeError(
-            f"The {what} of many records are a list (a list of bytes, where nothing serializes "
+            f"The {what} of many records must be a list (a list of bytes, where nothing serializes "
             f"them), not {shown(given)}."
         )
     return list(given)

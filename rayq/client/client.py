@@ -456,7 +456,7 @@ class Client(BrokerClient):
 def check_partition(topic: TopicMetadata, partition: int) -> None:
     """Raises InvalidRequestError if the topic does not have the partition."""
     if type(partition) is not int:
-        raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
+        raise TypeError(f"A partition must be an int, not {type(partition).__name__}.")
     if not 0 <= partition < len(topic.partitions):
         raise InvalidRequestError(
             f"Topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, "

@@ -30,7 +30,7 @@ class GroupPositions(NamedTuple):
 def check_group(group: object) -> str:
     """Checks the name of a group. Raises TypeError, InvalidRequestError."""
     if not isinstance(group, str):
-        raise TypeError(f"A group is named by a str, not {type(group).__name__}.")
+        raise TypeError(f"A group name must be a str, not {type(group).__name__}.")
     if not 0 < len(group) <= GROUP_NAME_MAX:
         raise InvalidRequestError(
             f"The name of a group has 1 to {GROUP_NAME_MAX} characters, not {len(group)}."
@@ -45,7 +45,7 @@ def checked_position(value: int | OffsetAndMetadata) -> OffsetAndMetadata:
     found = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
     if type(found.offset) is not int or not isinstance(found.metadata, str):
         raise TypeError(
-            "What is committed for a partition is an int (the offset of the next record) or "
+            "What is committed for a partition must be an int (the offset of the next record) or "
             f"OffsetAndMetadata(offset, metadata), not {value!r}."
         )
     if not 0 <= found.offset < 2**62:

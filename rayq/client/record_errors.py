@@ -54,7 +54,7 @@ def of_large_value(error: Exception) -> UnreadableRecordError | None:
     if isinstance(error, RayqError):
         if may_retry(error) or isinstance(error, _OF_THE_READER):
             return None
-        return LargeValueUnavailableError(f"it cannot be had now: {error}")
+        return LargeValueUnavailableError(f"it is not available now: {error}")
     return LargeValueUnavailableError(
         f"reading it failed in this process: {type(error).__name__}: {error}"
     )

@@ -23,13 +23,13 @@ def seconds(timeout_s: Any) -> float:
     negative one and for NaN, TypeError."""
     if not issubclass(type(timeout_s), Real) or type(timeout_s) is bool:  # NumPy's numbers are
         raise TypeError(
-            f"A timeout is a number of seconds, not {type(timeout_s).__name__}; math.inf waits "
-            "without end."
+            f"A timeout must be a number of seconds, not {type(timeout_s).__name__}; math.inf "
+            "waits without end."
         )
     if not timeout_s >= 0:  # NaN is neither.
         raise InvalidRequestError(
-            f"A timeout is a number of seconds, not {timeout_s!r}: 0 does not wait, math.inf waits "
-            "without end."
+            f"A timeout must be a number of seconds, not {timeout_s!r}: 0 does not wait, math.inf "
+            "waits without end."
         )
     return float(min(timeout_s, TIMEOUT_S_MAX))
 
@@ -62,7 +62,7 @@ def time_left_s(now_s: float, deadline_s: float) -> float:
     left_s = deadline_s - now_s
     if left_s <= 0:
         raise TimeoutError(
-            "The call took as long as it may, and not all of it was answered. Changes that it "
+            "The call reached its timeout before all of it was answered. Changes that it "
             "asked for may have been made. Give it more time, or ask for less at once."
         )
     return left_s

@@ -22,7 +22,7 @@ def check_url(
     has the URL. `schemes`: the only ones; None: any. `allows_user`: a name before an `@` is part of
     the place, as in `abfs://container@account.example/path`; a password never is."""
     if not isinstance(url, str):
-        raise ConfigError(f"{what} is a text, not {type(url).__name__}.")
+        raise ConfigError(f"{what} must be a text, not {type(url).__name__}.")
     scheme, colon, rest = url.partition("://")
     place = _IPV6.sub("", rest.partition("/")[0])
     problem = None

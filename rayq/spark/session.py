@@ -136,11 +136,13 @@ def _check(executors: int, cores: int, memory: str) -> int:
     try:
         found = int(parse_memory_size(memory))
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError(f"memory is a size such as '1g' or '512m', not {memory!r}.") from None
+        raise ConfigError(
+            f"memory must be a size such as '1g' or '512m', not {memory!r}."
+        ) from None
     if found < MEMORY_MIN_BYTES:
         raise ConfigError(
-            f"memory is at least 450m, which is what Spark needs in an executor, not {memory!r} "
-            f"({found} bytes)."
+            "memory must be at least 450m, which is what Spark needs in an executor, not "
+            f"{memory!r} ({found} bytes)."
         )
     return found
 

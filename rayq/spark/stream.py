@@ -101,7 +101,8 @@ def stream(
         type(max_offsets_per_trigger) is not int or max_offsets_per_trigger < 1
     ):
         raise InvalidRequestError(
-            f"max_offsets_per_trigger is an int from 1, or None, not {max_offsets_per_trigger!r}."
+            "max_offsets_per_trigger must be an int from 1, or None, not "
+            f"{max_offsets_per_trigger!r}."
         )
     split_ranges([], min_partitions)  # This checks min_partitions.
     ConsumerConfig(on_corrupt=on_corrupt)  # This checks it.

@@ -83,11 +83,11 @@ def open_failed(path: str, error: OSError) -> StorageError:
     if _is_out_of_descriptors(error):
         return OpenFilesLimitError(
             f"{path} cannot be opened: {error}. Raise the limit (ulimit -n) or host fewer replicas "
-            "in this process; it is tried again."
+            "in this process; it will be retried."
         )
     if is_full(error):
         return DiskFullError(
-            f"{path} cannot be opened: no room on the disk. Free space on it; it is tried again."
+            f"{path} cannot be opened: no room on the disk. Free space on it; it will be retried."
         )
     return StorageError(f"{path} cannot be opened: {error}")
 

@@ -256,7 +256,7 @@ def test_bad_input_is_refused_with_a_typed_error(cluster: Cluster) -> None:
         cluster.create_topic("t", partitions=0)
     with pytest.raises(TypeError, match="partitions"):
         cluster.create_topic("t", partitions="3")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="named by a str"):
+    with pytest.raises(TypeError, match="name must be a str"):
         cluster.create_topic(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="at least one key"):
         cluster.admin.alter_topic_config("t")

@@ -161,7 +161,7 @@ class Growing(Told):
 def test_a_list_without_an_end_ends_with_the_time_of_the_call(
     walk: Callable[[Told], Awaitable[Any]], grow: Callable[[int], Any]
 ) -> None:
-    with pytest.raises(TimeoutError, match="not all of it was answered"):
+    with pytest.raises(TimeoutError, match="before all of it was answered"):
         asyncio.run(cast(Any, walk(Growing(grow))))
 
 
@@ -175,7 +175,7 @@ def test_the_pages_of_metadata_end_with_the_time_of_the_call() -> None:
 
     client.ask_any = ask_any  # type: ignore[method-assign]
     client._cluster_id = None
-    with pytest.raises(TimeoutError, match="not all of it was answered"):
+    with pytest.raises(TimeoutError, match="before all of it was answered"):
         asyncio.run(client._ask_for_metadata(messages.Metadata(None), timeout_s=60))
 
 
@@ -190,7 +190,7 @@ def test_a_queue_that_is_there_and_is_not_is_not_made_forever() -> None:
 
     call = Call(cast(Any, Undecided(lambda number: None)), 60)
     request = messages.CreateQueue(name="q", topic="t", config={})
-    with pytest.raises(TimeoutError, match="not all of it was answered"):
+    with pytest.raises(TimeoutError, match="before all of it was answered"):
         asyncio.run(create_queue(call, request, exist_ok=True))
 
 

@@ -130,8 +130,8 @@ def rows() -> list[Row]:
     }
     count = "int from 0, not"
     return [
-        *((n, call, NO_NAMES, "named by a str", TypeError) for n, call in one_name.items()),
-        *((n, call, [b"g", 5, ["g"]], "named by a str", TypeError) for n, call in group.items()),
+        *((n, call, NO_NAMES, "name must be a str", TypeError) for n, call in one_name.items()),
+        *((n, call, [b"g", 5, ["g"]], "name must be a str", TypeError) for n, call in group.items()),
         *(
             (n, call, NO_PARTITIONS, "such as TopicPartition('orders', 0)", TypeError)
             for n, call in one_partition.items()
@@ -145,7 +145,7 @@ def rows() -> list[Row]:
             for n, call in several_partitions.items()
         ),
         *((n, call, NO_MAPPINGS, "A mapping of each", TypeError) for n, call in mapping.items()),
-        *((n, call, [None, *NO_INTS], "broker is an int", TypeError) for n, call in broker.items()),
+        *((n, call, [None, *NO_INTS], "broker must be an int", TypeError) for n, call in broker.items()),
         *((n, call, [None, "1"], "number of seconds", TypeError) for n, call in timed.items()),
         *(
             (n, call, [-1, float("nan")], "number of seconds", InvalidRequestError)
@@ -244,42 +244,42 @@ def rows() -> list[Row]:
             "set_group_offsets(shift)",
             lambda of, by: of.admin.set_group_offsets("g", "t", shift=by),
             NO_INTS,
-            "shift is an int",
+            "shift must be an int",
             TypeError,
         ),
         (
             "create_topic(partitions)",
             lambda of, n: of.admin.create_topic("u", n),
             [None, *NO_INTS],
-            "partitions is an int",
+            "partitions must be an int",
             TypeError,
         ),
         (
             "create_topic(replication_factor)",
             lambda of, n: of.admin.create_topic("u", 1, n),
             NO_INTS,
-            "replication_factor is an int",
+            "replication_factor must be an int",
             TypeError,
         ),
         (
             "create_partitions",
             lambda of, n: of.admin.create_partitions("t", n),
             [None, *NO_INTS],
-            "total is an int",
+            "total must be an int",
             TypeError,
         ),
         (
             "elect_leaders(partitions)",
             lambda of, some: of.admin.elect_leaders("t", some),
             [0, "0", b"0", 1.5],
-            "partitions is a list of numbers",
+            "partitions must be a list of numbers",
             TypeError,
         ),
         (
             "elect_leaders(partitions)",
             lambda of, one: of.admin.elect_leaders("t", [one]),
             [None, *NO_INTS],
-            "A partition is an int",
+            "A partition must be an int",
             TypeError,
         ),
         (
@@ -293,14 +293,14 @@ def rows() -> list[Row]:
             "throttle",
             lambda of, rate: of.admin.reassign_partitions({T0: [1]}, throttle_bytes_per_s=rate),
             NO_INTS,
-            "throttle_bytes_per_s is an int",
+            "throttle_bytes_per_s must be an int",
             TypeError,
         ),
         (
             "concurrency",
             lambda of, n: of.admin.drain_broker(1, concurrency=n),
             [None, *NO_INTS],
-            "concurrency is an int",
+            "concurrency must be an int",
             TypeError,
         ),
         (
@@ -323,7 +323,7 @@ def rows() -> list[Row]:
             "partition",
             lambda of, n: of.producer.send("t", b"", partition=n),
             NO_INTS,
-            "A partition is an int",
+            "A partition must be an int",
             TypeError,
         ),
         (
@@ -337,7 +337,7 @@ def rows() -> list[Row]:
             "timestamp_ms",
             lambda of, at: of.producer.send("t", b"", timestamp_ms=at),
             NO_INTS,
-            "timestamp_ms is an int",
+            "timestamp_ms must be an int",
             TypeError,
         ),
         (

@@ -451,7 +451,7 @@ def test_the_replication_factor_goes_up_and_down_under_writes(four: LocalCluster
     assert len(replicas_of(four, "grows", 2)) == 3
     with pytest.raises(InvalidReplicationFactorError, match="Add brokers"):
         four.admin.set_replication_factor("grows", 5)
-    with pytest.raises(TypeError, match="replication_factor is an int, not bool"):
+    with pytest.raises(TypeError, match="replication_factor must be an int, not bool"):
         four.admin.set_replication_factor("grows", True)
     with pytest.raises(UnknownTopicError):
         four.admin.set_replication_factor("nope", 1)

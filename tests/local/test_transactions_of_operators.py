@@ -190,7 +190,7 @@ def test_the_command_lists_describes_and_aborts(
         assert (row["state"], row["partitions"], row["is_hanging"]) == ("open", 1, False)
         shown = rayq.well("transactions", "describe", ESCAPES, "--json").json
         assert [participant["topic"] for participant in shown["participants"]] == [topic]
-        assert rayq("transactions", "abort", ESCAPES).code == 2, "here is nobody to ask"
+        assert rayq("transactions", "abort", ESCAPES).code == 2, "there is no terminal to ask on"
         for line in (
             ("list", "--all"),
             ("describe", ESCAPES),

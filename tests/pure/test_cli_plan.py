@@ -154,7 +154,7 @@ def test_a_price_is_told_only_where_prices_are_given(tmp_path: Path) -> None:
         ('{"disk_gb": -1}', "must be from 0"),
         ('{"disk_gb": NaN}', "must be from 0 .* not nan"),
         ('{"disk_gb": 1e400}', "not inf"),
-        ('{"disk_gb": 1, "disk_gb": 2}', "is there twice"),
+        ('{"disk_gb": 1, "disk_gb": 2}', "occurs twice"),
         ("[" * 100_000, "cannot be read"),
     ],
 )

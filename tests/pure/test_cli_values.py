@@ -49,9 +49,9 @@ def test_a_size_has_a_binary_or_a_decimal_unit(text: str, expected: int) -> None
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x", "9" * 400 + "w", "9" * 15 + "w"])
 def test_what_is_no_duration_or_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="such as"):
+    with pytest.raises(InvalidRequestError, match=r"e\.g\."):
         duration_ms(text)
-    with pytest.raises(InvalidRequestError, match="such as"):
+    with pytest.raises(InvalidRequestError, match=r"e\.g\."):
         size_bytes(text)
 
 
@@ -204,9 +204,9 @@ NO_NUMBER = ("", " ", "-", "+1", "0x10", "1e3", "1__0", "_1", "1_", "\u0663", "\
         ("position", "@20270101", "Unix time or a date"),
         ("position", "@-1M", "minutes or months"),
         ("position", "1.0", "is not a position"),
-        ("partitions", "0-", "names no partitions"),
-        ("partitions", "0,,1", "names no partitions"),
-        ("partitions", "0:3", "names no partitions"),
+        ("partitions", "0-", "is not a list of partitions"),
+        ("partitions", "0,,1", "is not a list of partitions"),
+        ("partitions", "0:3", "is not a list of partitions"),
         ("header", "a:b=c", "'a' with 'b=c', or 'a:b' with 'c'"),
         ("header", "a: b", "a=b, or a= b"),
         ("header", "=c", "name=value"),

@@ -237,7 +237,7 @@ def test_requests_are_told_that_another_process_coordinates() -> None:
             with pytest.raises(NotLeaderError) as told:
                 await asyncio.wait_for(waiting, LOADING_WAIT_S / 2)
             assert told.value.message == (
-                "Broker 1 coordinates the words of __words-2 no more (it moved): ask for new "
+                "Broker 1 no longer coordinates the words of __words-2 (it moved): ask for new "
                 "metadata."
             )
         await asyncio.sleep(0)

@@ -354,7 +354,7 @@ def test_the_next_keeper_knows_all_and_fences_who_opened_before_records_were_los
         await of.write(fence, (b"a", b"1"), sequence=6)
         of.keeper.end("a test")
         with pytest.raises(
-            NotLeaderError, match="coordinates the queues of __queue_state-3 no more"
+            NotLeaderError, match="no longer coordinates the queues of __queue_state-3"
         ):
             await of.write(fence, (b"a", b"2"), sequence=7)
         of.begin()

@@ -56,7 +56,7 @@ def test_a_log_that_cannot_be_opened_for_want_of_a_descriptor_is_opened_later(
     append(log, 5)
     flush(log)
     faulty.faults["open"] = error
-    with pytest.raises(OpenFilesLimitError, match="tried again"):
+    with pytest.raises(OpenFilesLimitError, match="will be retried"):
         place.open()
     faulty.faults.clear()
     assert_holds(place.open(), 0, 5)

@@ -71,7 +71,7 @@ class StoreOwnership:
         """Leaves the mark of this controller epoch, and looks for those of others. Raises
         RemoteStorageError, RemoteDeniedError; `halt` is then as before."""
         if not self._is_current():
-            raise RemoteStorageError("This broker's metadata are of long ago.")
+            raise RemoteStorageError("This broker's metadata is too old.")
         state = self._metadata.state
         epoch = state.controller_epoch
         mark = state.marks.get(epoch)

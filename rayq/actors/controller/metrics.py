@@ -162,7 +162,7 @@ def _move_told(before: PartitionValue, after: PartitionValue) -> str:
     if before.target == after.replicas:
         return f"has moved from {list(before.origin)} to {list(after.replicas)}"
     if before.target:
-        return f"moves to {list(before.target)} no more, it stays on {list(after.replicas)}"
+        return f"no longer moves to {list(before.target)}, it stays on {list(after.replicas)}"
     return f"has its replicas in the order {list(after.replicas)}"
 
 

@@ -270,7 +270,7 @@ class Quorum:
         ]
         if len(hearing) > len(self.voters) // 2:
             raise ControllerUnavailableError(
-                f"The voters {hearing} hear a controller: it is left in peace."
+                f"The voters {hearing} still hear a controller, so it is not replaced."
             )
 
     async def _adopt(self, at: Address) -> None:

@@ -66,7 +66,7 @@ class Throttle:
         if patience_s is not None and wait_s > patience_s:
             raise RemoteSlowError(
                 f"The limit of {self._bytes_per_s} bytes a second is used up for {wait_s:.0f} s: "
-                "it is tried again. Or raise remote_upload_bytes_per_s."
+                "it will be retried. Or raise remote_upload_bytes_per_s."
             )
         self.spend(size_bytes)
         if wait_s > 0:
@@ -117,7 +117,7 @@ class StoreClient:
         except TimeoutError:
             raise RemoteSlowError(
                 f"{UPLOADS_AT_ONCE_MAX} uploads are under way on this node, none of which was done "
-                f"within {UPLOAD_TURN_S_MAX:.0f} s: it is tried again."
+                f"within {UPLOAD_TURN_S_MAX:.0f} s: it will be retried."
             ) from None
         try:
             await self._uploads.take(size_bytes, UPLOAD_TURN_S_MAX)
@@ -172,7 +172,7 @@ class StoreClient:
                 if attempt == DAMAGED_ATTEMPTS_MAX:
                     raise RemoteStorageError(
                         f"{error} Each of {attempt} times there were other bytes, so they are "
-                        "damaged on the way here. It is tried again."
+                        "damaged on the way here. It will be retried."
                     ) from error
             else:
                 return data

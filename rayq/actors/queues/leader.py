@@ -111,7 +111,7 @@ class PartitionQueues:
     def end(self, reason: str) -> None:
         """Ends all queues, as another replica leads: the requests that wait are told."""
         self._ended = NotLeaderError(
-            f"Broker {self._replica_log.broker} leads {self._replica_log.where} no more "
+            f"Broker {self._replica_log.broker} no longer leads {self._replica_log.where} "
             f"({reason}): ask for new metadata."
         )
         if self._watching is not None:

@@ -85,7 +85,7 @@ class Flusher:
             if self._checkpoint_from_s > 0.0:
                 raise DiskFullError(
                     f"{self._log.directory}: no room for a checkpoint. Free space on this disk; it "
-                    "is tried again."
+                    "will be retried."
                 )
 
     def stop(self, *, is_abandoned: bool = False) -> None:

@@ -206,8 +206,8 @@ class Leader:
         self._ended = reason
         self._replica_log.stop_leading()
         error = LeadershipEndedError(
-            f"Broker {self._replica_log.broker} leads {self.where} no more ({reason}): the record "
-            "may or may not be written."
+            f"Broker {self._replica_log.broker} no longer leads {self.where} ({reason}): the "
+            "record may or may not be written."
         )
         self._awaiting_commit.fail(error)
         self.transactions.end(error)

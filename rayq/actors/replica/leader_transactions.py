@@ -260,7 +260,7 @@ class LeaderTransactions:
             if not isinstance(error, FINAL_REFUSALS):
                 refusal = TransactionOrderError(
                     f"The coordinator of transaction {family}:{epoch} did not say that "
-                    f"{self._where} takes part in it: nothing was written. It is tried again. "
+                    f"{self._where} takes part in it: nothing was written. It will be retried. "
                     f"({error})"
                 )
         finally:
@@ -415,7 +415,7 @@ class LeaderTransactions:
         return TransactionOrderError(
             f"A batch of transaction {family}:{epoch} waited too long in {self._where}, for its "
             "coordinator or for the end of an older transaction of its producer: nothing was "
-            "written. It is tried again."
+            "written. It will be retried."
         )
 
     # --- what is open for too long ----------------------------------------------------------

@@ -45,8 +45,8 @@ def check_produced_batch(
         raise InvalidRequestError("A produce request carries exactly one batch with records.")
     if header.is_chunk and config.is_compacted:
         raise InvalidRequestError(
-            f"{topic}-{partition} is compacted, which would part the chunks of a large value from "
-            "each other. Nothing was written; send the value as an object (the producer's "
+            f"{topic}-{partition} is compacted, which would separate the chunks of a large value "
+            "from each other. Nothing was written; send the value as an object (the producer's "
             "large_values is a URL)."
         )
     # Such records from before the topic was compacted stay forever.

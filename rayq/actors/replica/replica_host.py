@@ -415,7 +415,7 @@ class ReplicaHost:
             raise OpenFilesLimitError(
                 f"{assignment.topic}-{assignment.partition} is not opened: what is left of the "
                 "files and connections that this process may have is for clients. Raise the limit "
-                "(ulimit -n), or host fewer replicas in it; it is tried again."
+                "(ulimit -n), or host fewer replicas in it; it will be retried."
             )
 
         def lock() -> PartitionDirectory:

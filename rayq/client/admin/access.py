@@ -178,7 +178,7 @@ class AccessAdmin(AdminMethods):
         connections that were opened with it end within a second. Raises UnknownPrincipalError,
         UnknownTokenError, AuthorizationError."""
         if not isinstance(token_id, str):
-            raise TypeError(f"A token is named by its id, a str, not by {shown(token_id)}.")
+            raise TypeError(f"A token id must be a str, not {shown(token_id)}.")
         request = RevokeToken(principal_name(principal), token_id)
         await _change(Call(self._client, timeout_s), request)
 
@@ -297,7 +297,7 @@ class AccessAdmin(AdminMethods):
         InvalidRequestError, AuthorizationError."""
         call = Call(self._client, timeout_s)
         if not isinstance(host, str) or not host:
-            raise InvalidRequestError(f"host is an address, or {ANY!r}, not {shown(host)}.")
+            raise InvalidRequestError(f"host must be an address, or {ANY!r}, not {shown(host)}.")
         acl = _acls(Acl(principal_name(principal), "allow", operation, resource_type, name))[0]
         await call.confirm_metadata()
         answer = await call.ask_metadata(
@@ -403,7 +403,7 @@ def _place(acl: Acl | None) -> tuple[str, ...]:
 def principal_name(given: object) -> str:
     """The name of a principal that a caller gives. Raises TypeError."""
     if not isinstance(given, str):
-        raise TypeError(f"A principal is named by a str, such as 'billing', not by {shown(given)}.")
+        raise TypeError(f"A principal name must be a str, such as 'billing', not {shown(given)}.")
     return given
 
 
@@ -417,9 +417,9 @@ def _others_expire_ms(overlap_s: float | None, now_ms: int) -> int | None:
 def _seconds(name: str, given: object) -> float:
     """A duration, at most as long as a timeout may be. Raises TypeError, InvalidRequestError."""
     if not isinstance(given, int | float) or isinstance(given, bool):
-        raise TypeError(f"{name} is a number of seconds, not {shown(given)}.")
+        raise TypeError(f"{name} must be a number of seconds, not {shown(given)}.")
     if not given >= 0:  # NaN is neither.
-        raise InvalidRequestError(f"{name} is a number of seconds from 0, not {given!r}.")
+        raise InvalidRequestError(f"{name} must be a number of seconds from 0, not {given!r}.")
     return min(float(given), TIMEOUT_S_MAX)
 
 
@@ -427,11 +427,11 @@ def _acls(given: object) -> list[Acl]:
     """Raises TypeError, and InvalidRequestError for one that no server would take."""
     listed = [given] if isinstance(given, Acl) else given
     if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
-        raise TypeError(f"ACLs are a list of rayq.Acl, not {shown(given)}.")
+        raise TypeError(f"ACLs must be a list of rayq.Acl, not {shown(given)}.")
     acls = list(listed)
     for acl in acls:
         if not isinstance(acl, Acl):
-            raise TypeError(f"An ACL is a rayq.Acl, not {shown(acl)}.")
+            raise TypeError(f"An ACL must be a rayq.Acl, not {shown(acl)}.")
         _checked(Acl, msgspec.structs.asdict(acl), "ACL")
     return acls
 

@@ -91,7 +91,7 @@ class BrokerAdmin(AdminMethods):
             check_function("on_progress", on_progress, is_awaited=self._awaits_callbacks)
         whole_number("broker", broker)
         if whole_number("concurrency", concurrency) < 1:
-            raise InvalidReassignmentError(f"concurrency is at least 1, not {concurrency}.")
+            raise InvalidReassignmentError(f"concurrency must be at least 1, not {concurrency}.")
         check_throttle(throttle_bytes_per_s)
         share = None
         if throttle_bytes_per_s is not None:

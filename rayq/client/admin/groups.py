@@ -266,7 +266,7 @@ async def _places_of(
         return sorted(committed)
     if not isinstance(topics, Iterable):
         raise TypeError(
-            f"topics is a name, or a list of names and partitions, not {shown(topics)}."
+            f"topics must be a name, or a list of names and partitions, not {shown(topics)}."
         )
     places: list[TopicPartition] = []
     for wanted in [topics] if isinstance(topics, str | TopicPartition) else topics:
@@ -299,13 +299,13 @@ async def _new_offset(
     if timestamp_ms is not None:
         if type(timestamp_ms) is not int or timestamp_ms < 0:
             raise InvalidRequestError(
-                f"timestamp_ms is Unix time in milliseconds, not {timestamp_ms!r}."
+                f"timestamp_ms must be Unix time in milliseconds, not {timestamp_ms!r}."
             )
         found = await _list_offset(call, place, timestamp_ms, call.left_s)
         return end if found is None else found
     if shift is not None:
         if type(shift) is not int:
-            raise TypeError(f"shift is an int, not {type(shift).__name__}.")
+            raise TypeError(f"shift must be an int, not {type(shift).__name__}.")
         if committed is None:
             raise InvalidRequestError(
                 f"{place.topic}-{place.partition} has no committed offset to shift: set it "

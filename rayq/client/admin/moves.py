@@ -405,7 +405,9 @@ def _targets(response: MetadataResponse) -> dict[TopicPartition, list[int]]:
 def _brokers(place: TopicPartition, brokers: Iterable[int]) -> list[int]:
     target = list(brokers) if isinstance(brokers, Iterable) else [brokers]
     if not isinstance(brokers, Iterable) or not all(type(broker) is int for broker in target):
-        raise TypeError(f"The target of {place} is a list of broker ids, not {shown(brokers)}.")
+        raise TypeError(
+            f"The target of {place} must be a list of broker ids, not {shown(brokers)}."
+        )
     return target
 
 

@@ -62,7 +62,7 @@ NAMES_AT_ONCE = 1000
 def queue_name(given: object) -> str:
     """The name of one queue. Raises TypeError."""
     if not isinstance(given, str):
-        raise TypeError(f"A queue is named by a str, such as 'tasks', not by {shown(given)}.")
+        raise TypeError(f"A queue name must be a str, such as 'tasks', not {shown(given)}.")
     return given
 
 

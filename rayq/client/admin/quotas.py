@@ -75,7 +75,7 @@ class QuotaAdmin(AdminMethods):
         passed over. Raises InvalidRequestError, AuthorizationError."""
         listed = [names] if isinstance(names, str) else names
         if not isinstance(listed, Iterable):
-            raise TypeError(f"Limits are named by a list of str, not by {shown(names)}.")
+            raise TypeError(f"Names of limits must be a list of str, not {shown(names)}.")
         checked = [_quota_name(name) for name in listed]
         await self._client.change(
             RemoveQuota(_text("principal", principal), _text("client_id", client_id), checked),
@@ -157,7 +157,7 @@ def holding(
 
 def _text(what: str, given: object) -> str | None:
     if given is not None and not isinstance(given, str):
-        raise TypeError(f"{what} is a str or None, not {shown(given)}.")
+        raise TypeError(f"{what} must be a str or None, not {shown(given)}.")
     return given
 
 
@@ -172,7 +172,7 @@ def _quota_name(given: object) -> QuotaName:
 
 def _number(name: str, given: object) -> float:
     if not isinstance(given, int | float) or isinstance(given, bool):
-        raise TypeError(f"{name} is a number, not {shown(given)}.")
+        raise TypeError(f"{name} must be a number, not {shown(given)}.")
     if not -NUMBER_MAX <= given <= NUMBER_MAX:
         raise InvalidRequestError(f"{name} is {shown(given)}, which no cluster could use.")
     return float(given)

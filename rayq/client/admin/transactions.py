@@ -204,7 +204,7 @@ async def _open_in(call: Call, places: Collection[TopicPartition]) -> set[Hangin
 def check_transactional_id(given: object) -> None:
     """Checks a transactional id. Raises TypeError, InvalidRequestError."""
     if not isinstance(given, str):
-        raise TypeError(f"A transactional id is a str, not {type(given).__name__}.")
+        raise TypeError(f"A transactional id must be a str, not {type(given).__name__}.")
     if not 1 <= len(given) <= ID_CHARACTERS_MAX or not is_unicode(given):
         raise InvalidRequestError(
             f"A transactional id has 1 to {ID_CHARACTERS_MAX} characters of Unicode, not "

@@ -520,7 +520,7 @@ class ConsumerCore:
         for timestamp_ms in times.values():
             if by_time and (type(timestamp_ms) is not int or timestamp_ms < 0):
                 raise InvalidRequestError(
-                    f"A time is Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
+                    f"A time must be Unix time in milliseconds, at least 0, not {timestamp_ms!r}."
                 )
         if timeout_s is None:
             timeout_s = self.config.default_api_timeout_ms / 1000
@@ -561,7 +561,7 @@ class ConsumerCore:
         place = as_partition(partition)
         self.subscription.get(place)
         if type(offset) is not int:
-            raise TypeError(f"An offset is an int, not {type(offset).__name__}.")
+            raise TypeError(f"An offset must be an int, not {type(offset).__name__}.")
         if not 0 <= offset < 2**62:
             raise InvalidRequestError(
                 f"Offsets count from 0: {offset} is not an offset. See seek_to_beginning and "

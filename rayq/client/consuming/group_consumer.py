@@ -549,7 +549,7 @@ def pattern_text(pattern: str | re.Pattern[str]) -> str:
     """A pattern as the coordinator takes it. Raises TypeError, InvalidRequestError."""
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
-        raise TypeError(f"A pattern is a str or re.compile(str), not {pattern!r}.")
+        raise TypeError(f"A pattern must be a str or re.compile(str), not {pattern!r}.")
     if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
         raise InvalidRequestError(
             f"The pattern {text!r} has flags ({re.RegexFlag(pattern.flags & ~re.UNICODE)}), which "

@@ -43,7 +43,9 @@ OFFSETS_MIN = 1000
 def check_count(count: object) -> int:
     """Checks a number of last records. Raises InvalidRequestError."""
     if type(count) is not int or not 0 <= count < 2**62:
-        raise InvalidRequestError(f"The number of last records is an int from 0, not {count!r}.")
+        raise InvalidRequestError(
+            f"The number of last records must be an int from 0, not {count!r}."
+        )
     return count
 
 

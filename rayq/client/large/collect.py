@@ -88,7 +88,7 @@ async def collect_values(
     if older_than_s < AGE_S_MIN:
         raise InvalidRequestError(
             f"Objects younger than {AGE_S_MIN} s may belong to records that are on their way: "
-            f"older_than_s is at least that, not {older_than_s:g}."
+            f"older_than_s must be at least that, not {older_than_s:g}."
         )
     threads = client.environment.threads
     await client.fetch_all(timeout_s=TIMEOUT_S)

@@ -237,8 +237,8 @@ class Intake:
         """Does the same as `offer` for a record that is too large for a batch, as `error` says."""
         if known.needs_keys:
             raise InvalidRequestError(
-                f"{queue.topic!r} is compacted (cleanup_policy), which would part the chunks of a "
-                "large value from each other: give the producer the URL of an object store as "
+                f"{queue.topic!r} is compacted (cleanup_policy), which would separate the chunks "
+                "of a large value from each other: give the producer the URL of an object store as "
                 f"large_values. {error}"
             )
         value = value or b""
@@ -419,7 +419,7 @@ class Intake:
 
 def _queue_of(known: TopicQueues, topic: str, partition: int) -> PartitionQueue:
     if type(partition) is not int:
-        raise TypeError(f"A partition is an int, not {type(partition).__name__}.")
+        raise TypeError(f"A partition must be an int, not {type(partition).__name__}.")
     if not 0 <= partition < known.count:
         raise InvalidRequestError(
             f"Topic {topic!r} has partitions 0 to {known.count - 1}, not {partition}."
@@ -465,7 +465,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
     if isinstance(headers, Mapping):
         raise TypeError("Headers are a list of (name, value) pairs: use list(headers.items()).")
     if not isinstance(headers, Iterable):
-        raise TypeError(f"Headers are a list of (name, value) pairs, not {shown(headers)}.")
+        raise TypeError(f"Headers must be a list of (name, value) pairs, not {shown(headers)}.")
     checked: Headers = []
     size_bytes = 0
     for header in headers:
@@ -473,7 +473,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
             name, value = header
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"A header is a pair of a name and a value, not {shown(header)}."
+                f"A header must be a pair of a name and a value, not {shown(header)}."
             ) from error
         if not isinstance(name, str) or not isinstance(value, bytes):
             raise TypeError(
@@ -488,7 +488,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
             name_bytes = len(name.encode())
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
-                f"The name of a header is text that UTF-8 can say, not {name!r}."
+                f"The name of a header must be text that UTF-8 can encode, not {name!r}."
             ) from error
         checked.append((name, value))
         size_bytes += name_bytes + len(value) + HEADER_OVERHEAD_BYTES
@@ -497,7 +497,7 @@ def _check_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[Headers, int]:
 
 def _check_timestamp(timestamp_ms: Any) -> None:
     if type(timestamp_ms) is not int:
-        raise TypeError(f"timestamp_ms is an int, not {type(timestamp_ms).__name__}.")
+        raise TypeError(f"timestamp_ms must be an int, not {type(timestamp_ms).__name__}.")
     if not 0 <= timestamp_ms < TIMESTAMP_END_MS:
         raise InvalidTimestampError(
             f"timestamp_ms is Unix time in milliseconds, from 0 and below 2**62, not "

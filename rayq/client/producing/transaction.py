@@ -470,7 +470,7 @@ def check_name(name: object) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"The name of a transaction is a str, not {shown(name)}.")
+        raise TypeError(f"The name of a transaction must be a str, not {shown(name)}.")
     if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not is_unicode(name):
         raise InvalidRequestError(
             f"The name of a transaction has 1 to {NAME_CHARACTERS_MAX} characters of Unicode, not "

@@ -33,10 +33,10 @@ def names_and_weights(
         names = [names]
     given: Any = names
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"Queues are a name, or a list of names, not {shown(names)}.")
+        raise TypeError(f"Queues must be a name, or a list of names, not {shown(names)}.")
     checked = [queue_name(name) for name in given]
     if not checked or len(set(checked)) < len(checked):
-        raise InvalidRequestError(f"Queues are named once each, and one at least, not {checked!r}.")
+        raise InvalidRequestError(f"Name at least one queue, and each only once, not {checked!r}.")
     if weights is None:
         return checked, [1] * len(checked)
     each = [whole_number("A weight", weight) for weight in weights]
@@ -51,7 +51,7 @@ def whole_between(name: str, given: Any, least: int, most: int) -> int:
     """An int from `least` to `most`. Raises TypeError, InvalidRequestError."""
     number = whole_number(name, given)
     if not least <= number <= most:
-        raise InvalidRequestError(f"{name} is from {least} to {most}, not {number}.")
+        raise InvalidRequestError(f"{name} must be from {least} to {most}, not {number}.")
     return number
 
 
@@ -69,7 +69,7 @@ def with_due_time(
     else:
         due_ms = _due_ms(deliver_at)
         if due_ms - wall_ms > DELAY_S_MAX * 1000:
-            raise InvalidRequestError(f"deliver_at is within ten years, not {deliver_at!r}.")
+            raise InvalidRequestError(f"deliver_at must be within ten years, not {deliver_at!r}.")
     kept = [
         header
         for header in headers or ()
@@ -88,10 +88,10 @@ def worker_times(stop_when_idle_s: Any, stop_timeout_s: Any) -> tuple[float | No
 def seconds_between(name: str, given: Any, most_s: float) -> float:
     """A number of seconds from 0 to `most_s`. Raises TypeError, InvalidRequestError."""
     if not issubclass(type(given), Real) or type(given) is bool:
-        raise TypeError(f"{name} is a number of seconds, not {type(given).__name__}.")
+        raise TypeError(f"{name} must be a number of seconds, not {type(given).__name__}.")
     if not 0 <= given <= most_s:
         raise InvalidRequestError(
-            f"{name} is a number of seconds, from 0 to {most_s:.0f}, not {given!r}."
+            f"{name} must be a number of seconds, from 0 to {most_s:.0f}, not {given!r}."
         )
     return float(given)
 
@@ -114,7 +114,7 @@ def with_keys(
 def _due_ms(deliver_at: Any) -> int:
     if not isinstance(deliver_at, datetime):
         raise TypeError(
-            f"deliver_at is a datetime with a time zone, not {type(deliver_at).__name__}."
+            f"deliver_at must be a datetime with a time zone, not {type(deliver_at).__name__}."
         )
     if deliver_at.tzinfo is None:
         raise InvalidRequestError(

@@ -167,7 +167,7 @@ class QueueTask:
         """Sends the record to the dead letters at once, with this reason (its first 1,000 bytes).
         Raises as `ack` does."""
         if not isinstance(reason, str):
-            raise TypeError(f"A reason is a str, not {type(reason).__name__}.")
+            raise TypeError(f"A reason must be a str, not {type(reason).__name__}.")
         self._settle(REJECT, self._delivery.acknowledger.reject, shortened(reason), False)
 
     def extend(self, seconds: float) -> None:

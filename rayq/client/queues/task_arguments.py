@@ -102,7 +102,7 @@ class TaskArguments:
                 self._converted(name, msgspec.json.decode(written))
             except Exception as unread:  # noqa: BLE001
                 return self._error(name, argument, f"no worker could read it: {told(unread)}")
-        return SerializationError(f"The arguments of {self._name} cannot travel: {told(error)}")
+        return SerializationError(f"The arguments of {self._name} cannot be sent: {told(error)}")
 
     def _not_same(self, name: str, given: Any, arrived: Any) -> SerializationError:
         if _depth(given) > DEPTH_MAX:
@@ -117,7 +117,7 @@ class TaskArguments:
 
     def _error(self, name: str, given: Any, why: str) -> SerializationError:
         return SerializationError(
-            f"Argument {name!r} of {self._name}, {_shown(given)}, cannot travel as JSON: {why}"
+            f"Argument {name!r} of {self._name}, {_shown(given)}, cannot be sent as JSON: {why}"
         )
 
 
