@@ -49,9 +49,9 @@ def test_a_size_has_a_binary_or_a_decimal_unit(text: str, expected: int) -> None
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "7 days", "3x", "9" * 400 + "w", "9" * 15 + "w"])
 def test_what_is_no_duration_or_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"e\.g\."):
+    with pytest.raises(InvalidRequestError, match=r"e\.g\.|too large"):
         duration_ms(text)
-    with pytest.raises(InvalidRequestError, match=r"e\.g\."):
+    with pytest.raises(InvalidRequestError, match=r"e\.g\.|too large"):
         size_bytes(text)
 
 
