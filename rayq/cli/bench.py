@@ -37,12 +37,12 @@ Topic = Annotated[
     typer.Option(
         "-t",
         "--topic",
-        help=f"Which topic. Without: {BENCH_TOPIC}, made for the measurement and deleted after it.",
+        help=f"Default: {BENCH_TOPIC}, created for the measurement and deleted after it.",
         autocompletion=complete_topic,
     ),
 ]
 Partitions = Annotated[
-    int, typer.Option("-p", "--partitions", help="Of a topic that the command creates.", min=1)
+    int, typer.Option("-p", "--partitions", help="Partitions of a new topic.", min=1)
 ]
 Replicas = Annotated[
     int | None,
@@ -50,13 +50,13 @@ Replicas = Annotated[
         "-r",
         "--replicas",
         "--replication-factor",
-        help="Of a topic that the command creates.",
+        help="Replicas of each partition of a new topic.",
         min=1,
         show_default="3, or as many as there are brokers",
     ),
 ]
 Size = Annotated[
-    str, typer.Option("-s", "--record-size", help="Size of a value, such as 100 or 1KiB.")
+    str, typer.Option("-s", "--record-size", help="Size of a value, e.g. 100 or 1KiB.")
 ]
 
 
@@ -239,7 +239,7 @@ def latency(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", help="Duration, such as 10s.", min=0.1, show_default="5"),
+        typer.Option("--seconds", help="Duration, e.g. 10s.", min=0.1, show_default="5"),
     ] = None,
     record_size: Size = "100",
     partitions: Partitions = 1,

@@ -78,7 +78,7 @@ def elect_leaders(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TOPIC", help="All topics by default.", autocompletion=complete_topic
+            metavar="TOPIC", help="Topics. Default: all.", autocompletion=complete_topic
         ),
     ] = None,
     partitions: Annotated[
@@ -88,15 +88,15 @@ def elect_leaders(
         bool,
         typer.Option(
             "--unclean",
-            help="Elect any live replica of a partition that has no leader: acknowledged records "
-            "may be lost.",
+            help="Elect any live replica of a partition without a leader. Acknowledged records may "
+            "be lost.",
         ),
     ] = False,
     yes: Yes = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Elect the first replica of each partition as leader, where it is in sync."""
+    """Elect the first replica of each partition as leader if it is in sync."""
     if partitions is not None and len(topics or ()) != 1:
         raise typer.BadParameter("--partitions needs one topic")
     if unclean and not topics:
@@ -139,8 +139,8 @@ def metrics(
         typer.Option(
             "--serve",
             metavar="[HOST:]PORT",
-            help="Keep running, and serve the metrics to Prometheus at http://HOST:PORT/metrics; "
-            "HOST is 127.0.0.1 where it is left out.",
+            help="Keep running, and serve the metrics to Prometheus at http://HOST:PORT/metrics. "
+            "HOST defaults to 127.0.0.1.",
         ),
     ] = None,
     json: Json = False,

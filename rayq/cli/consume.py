@@ -39,14 +39,14 @@ def consume(
             "--offset",
             metavar="WHERE",
             help="Start position: beginning, end, an offset, -N (the last N of each partition), "
-            "@TIME (@-1h, @2013-01-31T12:00:00Z, Unix milliseconds). In a group only where "
-            "nothing is committed.",
+            "@TIME (@-1h, @2013-01-31T12:00:00Z, Unix milliseconds). In a group: only for "
+            "partitions without a committed offset.",
         ),
     ] = "beginning",
     exit_at_end: Annotated[
         bool,
         typer.Option(
-            "-e", "--exit", help="Stop at the end of the log, as it is when the command starts."
+            "-e", "--exit", help="Stop at the end that the log has when the command starts."
         ),
     ] = False,
     count: Annotated[
@@ -99,7 +99,7 @@ def consume(
         IsolationLevel | None,
         typer.Option(
             "--isolation-level",
-            help="Read only committed transactions, or everything that is replicated.",
+            help="Read only committed transactions, or all replicated records.",
             show_default="read_committed",
         ),
     ] = None,

@@ -66,13 +66,13 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="WHAT=VALUE",
-        help="Only those with error=PART, key=KEY, since=TIME (-1h) or header=NAME=VALUE; may be "
-        "repeated, then all of it holds (several keys: one of them).",
+        help="Filter: error=PART, key=KEY, since=TIME (-1h) or header=NAME=VALUE. May be repeated: "
+        "all must match (of several keys, any).",
     ),
 ]
 Rate = Annotated[
     str | None,
-    typer.Option("--rate", metavar="N/s", help="Maximum rate: 100/s, 30/m."),
+    typer.Option("--rate", metavar="N/s", help="Maximum rate, e.g. 100/s or 30/m."),
 ]
 
 
@@ -125,7 +125,7 @@ def list_letters(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """List the dead letters that are not dealt with yet, the oldest of each partition first."""
+    """List the unsettled dead letters, the oldest of each partition first."""
     which = filter_of(where, output.now_ms())
     with connected(cluster) as connection:
         letters, run = _letters(connection, queue)
@@ -196,7 +196,7 @@ def redrive(
         typer.Option(
             "--to",
             metavar="TOPIC",
-            help="Send them to this topic. Default: each to the topic that it came from.",
+            help="The target topic. Default: the topic that each came from.",
             autocompletion=complete_topic,
         ),
     ] = None,

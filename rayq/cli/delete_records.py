@@ -23,8 +23,8 @@ def delete_records(
         typer.Option(
             "--before",
             metavar="WHERE",
-            help="Delete what is below: an offset, @TIME, end (all records), or -N (all but the "
-            "last N of each partition).",
+            help="Delete the records before: an offset, @TIME, end (all records), or -N (all but "
+            "the last N of each partition).",
             show_default=False,
         ),
     ],
@@ -36,7 +36,7 @@ def delete_records(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Delete the oldest records of a topic, for good."""
+    """Delete the oldest records of a topic permanently."""
     check_can_ask(yes or dry_run)
     goal = where(before, output.now_ms())
     chosen = None if partitions is None else partition_numbers(partitions)

@@ -145,7 +145,7 @@ def seek(
         int | None,
         typer.Option(
             "--shift",
-            help="Move by this many records from the committed position; back when negative.",
+            help="Move by this many records from the committed position; negative: back.",
         ),
     ] = None,
     topics: Annotated[
@@ -155,7 +155,7 @@ def seek(
             "--topic",
             "--topics",
             metavar="TOPIC[/PARTITION]",
-            help="Only these; may be repeated. Default: all that the group has committed.",
+            help="Only this topic; may be repeated. Default: all with committed offsets.",
             autocompletion=complete_topic,
         ),
     ] = None,

@@ -17,7 +17,7 @@ from rayq.client.large.collect import CollectedValues, collect_values
 def collect(
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="The URL that producers have as large_values."),
+        typer.Argument(metavar="URL", help="The URL that producers use as large_values."),
     ],
     older_than: Annotated[
         str,

@@ -37,7 +37,7 @@ DAY_S = 86_400.0
 BrokerNumber = Annotated[int, typer.Argument(metavar="BROKER", help="The broker's number.")]
 Throttle = Annotated[
     str | None,
-    typer.Option("--throttle", metavar="SIZE", help="Maximum bytes copied per second: 50MB."),
+    typer.Option("--throttle", metavar="SIZE", help="Maximum bytes copied per second, e.g. 50MB."),
 ]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the moves are done.")]
 MovesTimeout = Annotated[
@@ -52,8 +52,8 @@ def reassign(
             "-m",
             "--move",
             metavar="TOPIC/N=BROKERS",
-            help="The new replicas of a partition, the preferred leader first: flights/0=1,2,3; "
-            "may be repeated.",
+            help="The new replicas of a partition, the preferred leader first, e.g. "
+            "flights/0=1,2,3; may be repeated.",
         ),
     ] = None,
     plan: Annotated[
@@ -68,7 +68,7 @@ def reassign(
         bool,
         typer.Option(
             "--spread",
-            help="Plan the few moves that balance the load, such as after adding a broker.",
+            help="Plan a few moves that balance the load, e.g. after adding a broker.",
         ),
     ] = False,
     dry_run: DryRun = False,

@@ -24,7 +24,7 @@ def restart_broker(
     brokers: Annotated[
         list[int] | None,
         typer.Argument(
-            metavar="BROKER", help="Default: all of them one by one, then the controller."
+            metavar="BROKER", help="Default: all brokers one by one, then the controller."
         ),
     ] = None,
     timeout_s: Annotated[
@@ -100,12 +100,12 @@ def recover_quorum(
         typer.Option(
             "--from",
             metavar="DIR",
-            help="The directory of the broker whose copy counts from then on, or the one above.",
+            help="The directory of the broker whose copy is used from then on, or its parent.",
             show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the copies that are found.")
+        bool, typer.Option("--dry-run", help="Only show the copies found.")
     ] = False,
     yes: YesOrExecute = False,
     json: Json = False,

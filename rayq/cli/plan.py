@@ -42,10 +42,11 @@ Values = TypeVar("Values", Load, Machine, Costs)
 def plan(
     rate: Annotated[
         str,
-        typer.Option("--rate", help="Records per second on average, such as 20000/s or 1M/s."),
+        typer.Option("--rate", help="Records per second on average, e.g. 20000/s or 1M/s."),
     ],
-    size: Annotated[str, typer.Option("-s", "--size", help="Bytes of a record, such as 1KB.")],
-    retention: Annotated[str, typer.Option("--retention", help="How long records are kept: 7d.")],
+    size: Annotated[str, typer.Option("-s", "--size", help="Size of a record, e.g. 1KB.")],
+    retention: Annotated[str, typer.Option("--retention", help="How long records are kept, e.g. "
+    "7d.")],
     replication_factor: Annotated[
         int, typer.Option("-r", "--replication-factor", help="Replicas of each partition.")
     ] = 3,
@@ -53,10 +54,11 @@ def plan(
         float | None, typer.Option("--peak", help="The busiest hour as a multiple of the average.")
     ] = None,
     fan_out: Annotated[
-        float | None, typer.Option("--fan-out", help="The groups that read every record.")
+        float | None, typer.Option("--fan-out", help="Number of groups that read every record.")
     ] = None,
     compression: Annotated[
-        float | None, typer.Option("--compression", help="The factor by which it shrinks records.")
+        float | None,
+        typer.Option("--compression", help="The factor by which compression shrinks records."),
     ] = None,
     skew: Annotated[
         float | None,
@@ -66,26 +68,37 @@ def plan(
         float | None, typer.Option("--growth", help="The rate to plan for as a multiple of --rate.")
     ] = None,
     consumers: Annotated[
-        int | None, typer.Option("--consumers", help="The members that the largest group needs.")
+        int | None,
+        typer.Option("--consumers", help="Number of members that the largest group needs."),
     ] = None,
     hottest_key: Annotated[
         float | None,
-        typer.Option("--hottest-key", help="The share of bytes of the most frequent key: 0.02."),
+        typer.Option("--hottest-key", help="The share of bytes of the most frequent key, e.g. "
+        "0.02."),
     ] = None,
     local: Annotated[
         str | None,
-        typer.Option("--local", help="How long they stay on disks, the rest in a store: 6h."),
+        typer.Option(
+            "--local",
+            help="How long records stay on brokers' disks, e.g. 6h; older ones are in an object "
+            "store only.",
+        ),
     ] = None,
     outage: Annotated[
         str | None,
-        typer.Option("--outage", help="How long the object store may be away: 6h."),
+        typer.Option("--outage", help="How long the object store may be unreachable, e.g. 6h."),
     ] = None,
-    disk: Annotated[str | None, typer.Option("--disk", help="A broker's disks: 30TB.")] = None,
+    disk: Annotated[
+        str | None, typer.Option("--disk", help="A broker's disk space, e.g. 30TB.")
+    ] = None,
     net: Annotated[
-        str | None, typer.Option("--net", help="A broker's network in each direction: 25Gbit.")
+        str | None,
+        typer.Option("--net", help="A broker's network bandwidth in each direction, e.g. 25Gbit."),
     ] = None,
     cores: Annotated[float | None, typer.Option("--cores", help="A broker's cores.")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="A broker's memory: 64GB.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="A broker's memory, e.g. 64GB.")
+    ] = None,
     prices: Annotated[
         Path | None,
         typer.Option("--prices", help="A JSON file: broker, disk_gb, store_gb, put_1000."),
@@ -97,14 +110,15 @@ def plan(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Compare the running cluster with the plan; exit 3 if it is beyond it."
+            "--check",
+            help="Compare the running cluster with the plan; exit 3 if it exceeds the plan.",
         ),
     ] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
             "--seconds",
-            help="For how long --check measures.",
+            help="How long --check measures.",
             min=SECONDS_MIN,
             max=SECONDS_MAX,
             show_default=f"{CHECK_S:g}",

@@ -61,7 +61,7 @@ def produce(
     key_delimiter: Annotated[
         str | None,
         typer.Option(
-            "-K", "--key-delimiter", help=r"What parts key and value on a line, such as : or \t."
+            "-K", "--key-delimiter", help="Delimiter between key and value, e.g. : or \\t."
         ),
     ] = None,
     delimiter: Annotated[
@@ -72,8 +72,8 @@ def produce(
         typer.Option(
             "-f",
             "--format",
-            help=r"How a record is written: such as '%k %s' or '%p\t%k\t%h\t%s' (%T: timestamp), "
-            "or json (what `consume --json` writes).",
+            help="Format of a record, e.g. '%k %s' or '%p\\t%k\\t%h\\t%s' (%T: timestamp), or json "
+            "(what `consume --json` writes).",
         ),
     ] = None,
     header: Annotated[
@@ -85,7 +85,7 @@ def produce(
         typer.Option(
             "-p",
             "--partition",
-            help="The partition. Default: by key, or spread where there is no key.",
+            help="The partition. Default: by key; records without a key are spread.",
             min=0,
         ),
     ] = None,

@@ -55,11 +55,11 @@ def put(
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="DURATION", help="Delay before delivery: 30s, 2h."),
+        typer.Option("--delay", metavar="DURATION", help="Delay before delivery, e.g. 30s or 2h."),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="TIME", help="Deliver the records at this time, not before."),
+        typer.Option("--at", metavar="TIME", help="Deliver the records at this time, not earlier."),
     ] = None,
     json: Json = False,
     cluster: ClusterAddress = None,
@@ -114,15 +114,15 @@ def take(
     wait: Annotated[
         str,
         typer.Option(
-            "--wait", metavar="DURATION", help="Stop once no record has come for this time."
+            "--wait", metavar="DURATION", help="Stop when no record has arrived for this time."
         ),
     ] = "1s",
     keep: Annotated[
         bool,
         typer.Option(
             "--keep",
-            help="Give them back instead of settling them. (Each time counts as a delivery; "
-            "`rayq queue peek` only looks.)",
+            help="Release the records instead of settling them. (Each counts as a delivery; `rayq "
+            "queue peek` only looks.)",
         )
     ] = False,
     format_: Annotated[
@@ -198,8 +198,8 @@ def work(
         list[str],
         typer.Argument(
             metavar="COMMAND...",
-            help="The command to run for each record, with its value on stdin; put -- before it "
-            "where it has options.",
+            help="The command to run for each record, with its value on stdin. Put -- before a "
+            "command with options.",
         ),
     ],
     concurrency: Annotated[
@@ -207,7 +207,7 @@ def work(
         typer.Option(
             "-j",
             "--concurrency",
-            help="Number of commands that run at the same time.",
+            help="Number of commands to run at the same time.",
             min=1,
             max=1000,
         ),
@@ -227,7 +227,7 @@ def work(
             "-e",
             "--exit-after",
             metavar="DURATION",
-            help="Stop once no record has come for this time. Default: never.",
+            help="Stop when no record has arrived for this time. Default: never.",
         ),
     ] = None,
     cluster: ClusterAddress = None,

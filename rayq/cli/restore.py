@@ -24,7 +24,7 @@ def restore(
     topic: Annotated[
         str | None,
         typer.Argument(
-            metavar="TOPIC", help="The topic. Default: only list the topics that are there."
+            metavar="TOPIC", help="The topic. Default: only list the topics in the store."
         ),
     ] = None,
     source: Annotated[
@@ -53,7 +53,7 @@ def restore(
     topic_id: Annotated[
         str | None,
         typer.Option(
-            "--topic-id", metavar="ID", help="The id of the topic, where several have the name."
+            "--topic-id", metavar="ID", help="The topic's id, if several topics have the name."
         ),
     ] = None,
     copy: Annotated[

@@ -49,7 +49,7 @@ OtherRay = Annotated[
         "--ray-address",
         metavar="HOST:PORT|auto",
         envvar="RAY_ADDRESS",
-        help="The Ray that runs the cluster, where no cluster is current.",
+        help="The Ray that runs the cluster, if there is no current cluster.",
     ),
 ]
 
@@ -119,7 +119,7 @@ def start(
         typer.Option(
             "--num-cpus",
             min=1,
-            help="CPUs that Ray offers to your tasks and actors; brokers take none of them.",
+            help="CPUs that Ray offers to your tasks and actors; brokers use none of them.",
             show_default="those of this machine",
         ),
     ] = None,
@@ -127,7 +127,7 @@ def start(
         bool,
         typer.Option(
             "--block",
-            help="Stay until the cluster is stopped, which Ctrl+C and SIGTERM do too: for "
+            help="Stay in the foreground until the cluster stops; Ctrl+C and SIGTERM stop it. For "
             "containers and service managers.",
         ),
     ] = False,
@@ -323,13 +323,13 @@ def stop(
     name: Annotated[
         str,
         typer.Option(
-            "--name", help="The name of the cluster on RAY_ADDRESS, where none is current."
+            "--name", help="The name of the cluster on RAY_ADDRESS, if there is no current cluster."
         ),
     ] = "default",
     ray_address: OtherRay = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Forget the current cluster where its Ray cannot be reached."),
+        typer.Option("--force", help="Forget the current cluster if its Ray cannot be reached."),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -38,7 +38,7 @@ def status(
         list[str] | None,
         typer.Argument(
             metavar="TOPIC",
-            help="All topics with remote_storage by default.",
+            help="Topics. Default: all with remote_storage.",
             autocompletion=complete_topic,
         ),
     ] = None,
@@ -127,13 +127,13 @@ def verify_remote(
         bool,
         typer.Option(
             "--repair",
-            help="Store wrong or missing objects again, where the leader's disk has the records.",
+            help="Store wrong or missing objects again if the leader's disk has the records.",
         ),
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Check that the objects of a topic are in the object store; exit 3 where one is not."""
+    """Check that the objects of a topic are in the object store; exit 3 if one is not."""
     chosen = None if partitions is None else partition_numbers(partitions)
     with (
         connected(cluster, topics=[topic]) as connection,

@@ -197,8 +197,8 @@ def alter(
         bool,
         typer.Option(
             "--delete-remote",
-            help="With remote_storage=false: what the object store has of the topic is removed, "
-            "and records that are on no broker's disk any more are gone.",
+            help="With remote_storage=false: delete the topic's objects. Records that are no "
+            "longer on a broker's disk are lost.",
         ),
     ] = False,
     yes: Yes = False,
@@ -244,7 +244,7 @@ def add_partitions(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Do it even where a queue needs the order of keys.")
+        bool, typer.Option("--force", help="Do it even if a queue needs the order of keys.")
     ] = False,
     json: Json = False,
     cluster: ClusterAddress = None,

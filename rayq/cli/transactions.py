@@ -155,7 +155,7 @@ def find_hanging(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TOPIC", help="All topics by default.", autocompletion=complete_topic
+            metavar="TOPIC", help="Topics. Default: all.", autocompletion=complete_topic
         ),
     ] = None,
     abort: Annotated[
