@@ -251,7 +251,7 @@ def aborted(cause: RayqError | str) -> TransactionAbortedError:
 def _committed(transactional_id: str) -> TransactionCommittedError:
     return TransactionCommittedError(
         f"The transaction of this batch write, of {transactional_id!r}, is committed, and takes no "
-        "more records: this is a late copy of a task or of the job, or somebody else knows its "
+        "more records: this is a late copy of a task or of the job, or another process knows its "
         "owner. Read what is there before you run it again; with a name it commits once."
     )
 

@@ -169,7 +169,7 @@ def test_a_drain_ends_when_the_broker_is_undrained(played: Played) -> None:
             played.apply(decide(played.state, messages.CordonBroker(0, False)))
 
     played.on_look = undrain
-    with pytest.raises(NoReassignmentError, match="undrained by somebody else"):
+    with pytest.raises(NoReassignmentError, match="undrained by another client"):
         played.drain(0)
     assert played.value("a").target and not played.value("b").target
 

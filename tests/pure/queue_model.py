@@ -67,7 +67,7 @@ class QueueModel:
             return f"consumer {shown_part(record.holder or '')} has it"
         if record is not None and record.state == "moving":
             return "it is on its way to the dead letters"
-        return "nobody has it"
+        return "no consumer has it"
 
     # --- learning ---
 
@@ -152,7 +152,7 @@ class QueueModel:
         if self.records[offset].state == "locked":
             record = self.records[offset]
             failures = record.count - record.excused
-            self.fail(offset, f"It was given back after delivery {failures}, the last one it has.")
+            self.fail(offset, f"It was released after delivery {failures}, the last one.")
         if self.records[offset].state == "free" and delay_ms:
             self.delay(offset, now_ms + delay_ms, (delay_ms, now_s + delay_ms / 1000))
         return True
@@ -213,7 +213,7 @@ class QueueModel:
                 self.free(offset)
                 continue
             failures = record.count - record.excused
-            error = f"Nobody settled delivery {failures}, the last one it has, in its time."
+            error = f"Delivery {failures}, the last one, was not settled in time."
             self.fail(offset, error)
         return before - self.locked()
 

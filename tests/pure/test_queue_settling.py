@@ -70,13 +70,13 @@ def test_who_extends_what_is_not_theirs_changes_nothing() -> None:
     state.release("a", 0, [(0, 0, 1)])
     state.ack("a", 0, [(1, 1, 1)])
     keeper.write(state.changes())
-    lost = [(2, 2, "consumer a has it"), (0, 0, "nobody has it"), (3, 4, "nobody has it")]
+    lost = [(2, 2, "consumer a has it"), (0, 0, "no consumer has it"), (3, 4, "no consumer has it")]
     for epoch, count in ((1, 1), (0, 2), (0, 0)):
         told = state.extend("a", epoch, [(0, 4, count, 20_000)], now_s=105)
         assert sorted(told) == sorted(lost)
         assert left_ms(state, 105) == {2: 5100}
     told = state.extend("a", 0, [(0, 6, 1, 20_000)], now_s=105)
-    assert sorted(told) == sorted([*lost[1:], (5, 6, "nobody has it")])
+    assert sorted(told) == sorted([*lost[1:], (5, 6, "no consumer has it")])
     assert left_ms(state, 105) == {2: 20_000}
     assert not state.is_changed, "how long a lock lasts is not kept"
 
@@ -104,8 +104,8 @@ def test_who_names_another_delivery_loses_it_and_nothing_changes(
         lost = getattr(state, call)("b", epoch, [(0, 3, count)])
     told = {one: who for first, last, who in lost for one in range(first, last + 1)}
     assert told == {
-        0: "consumer a has it", 1: "nobody has it",
-        2: "it is on its way to the dead letters", 3: "nobody has it",
+        0: "consumer a has it", 1: "no consumer has it",
+        2: "it is on its way to the dead letters", 3: "no consumer has it",
     }
     after = state.unsettled(0, [], 9, now_ms=0, now_s=0), state.counts(), state.moves.to_move(9)
     assert after == before
@@ -119,7 +119,7 @@ def test_a_range_of_nothing_is_not_lost(call: str) -> None:
     if call == "reject":
         assert not state.reject("a", 0, [], now_ms=0, now_s=0)
         assert state.reject("a", 0, [(2, 2, ""), (3, 1, "")], now_ms=0, now_s=0) == [
-            (2, 2, "consumer a has it"), (3, 3, "nobody has it"),
+            (2, 2, "consumer a has it"), (3, 3, "no consumer has it"),
         ]
         return
     more, times = {
@@ -130,7 +130,7 @@ def test_a_range_of_nothing_is_not_lost(call: str) -> None:
     assert settle("a", 0, [], **times) == []
     assert settle("a", 0, [(9, 5, 1, *more)], **times) == []
     assert settle("a", 0, [(2, 3, 2, *more)], **times) == [
-        (2, 2, "consumer a has it"), (3, 3, "nobody has it"),
+        (2, 2, "consumer a has it"), (3, 3, "no consumer has it"),
     ]
     assert state.counts().locked == 3
 
@@ -264,8 +264,8 @@ def test_what_failed_for_good_says_how_often_it_was_given_out() -> None:
         state.take("a", 4, now_s=0)
         state.nack("a", 0, [(0, 1, count, 0)], now_ms=0, now_s=0)
         assert state.free_holders({"a", "b"}) == 2
-    back = "It was given back after delivery 2, the last one it has."
-    silent = "Nobody settled delivery 2, the last one it has, in its time."
+    back = "It was released after delivery 2, the last one."
+    silent = "Delivery 2, the last one, was not settled in time."
     assert state.moves.to_move(9) == [
         FailedRecord(0, 2, "deliveries", back), FailedRecord(1, 2, "deliveries", back),
         FailedRecord(2, 2, "deliveries", silent), FailedRecord(3, 2, "deliveries", silent),
@@ -367,7 +367,7 @@ def test_what_is_lost_is_told_once_however_often_it_is_named(
     assert told == 1
     assert sorted(one for first, last, _ in lost for one in range(first, last + 1)) == [*range(256)]
     whose = {first: who for first, last, who in lost if first == last}
-    assert whose[6] == f"consumer {shown_part('c6')} has it" and whose[7] == "nobody has it"
+    assert whose[6] == f"consumer {shown_part('c6')} has it" and whose[7] == "no consumer has it"
 
 
 def test_a_page_of_a_crowded_block_says_of_each_record_what_is_true_of_it() -> None:

@@ -515,7 +515,7 @@ def test_far_settled_ranges_are_looked_at_quickly() -> None:
     state.purge(2**40)
     assert state.start_offset == 0 and state.learned == 2**40
     assert not state.ack("a", 0, [(1, 2**40 - 1, 1)])
-    assert state.ack("a", 0, [(0, 2**62, 1)]) == [(2**40, 2**62, "nobody has it")]
+    assert state.ack("a", 0, [(0, 2**62, 1)]) == [(2**40, 2**62, "no consumer has it")]
     assert state.start_offset == 2**40
 
 
@@ -669,7 +669,7 @@ def test_what_an_unclean_election_cut_off_is_no_longer_done() -> None:
     state = again(state, keeper)
     state.cut(1500, 1)
     assert (state.start_offset, state.learned, state.state_epoch) == (0, 1500, 1)
-    assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "nobody has it")]
+    assert state.ack("a", 0, [(0, 0, 1)]) == [(0, 0, "no consumer has it")]
     assert not state.ack("a", 0, [(1, 1499, 1)])
     state = again(state, keeper)
     state.learn(2999)

@@ -87,7 +87,7 @@ def check_manifest(
         manifest = read_manifest(value, offset=log_end)
     except (LargeValueError, LargeValueRefusedError) as error:
         raise InvalidRecordError(
-            f"A batch for {where} stands for a large value, and nobody could read it: {error} "
+            f"A batch for {where} stands for a large value that could not be read: {error} "
             "Nothing was written."
         ) from error
     if manifest.place is not None:

@@ -115,7 +115,7 @@ class BrokerAdmin(AdminMethods):
             version = response.version
             if any(b.broker == broker and not b.cordoned for b in response.brokers):
                 raise NoReassignmentError(
-                    f"Broker {broker} was undrained by somebody else meanwhile: what is on it "
+                    f"Broker {broker} was undrained by another client meanwhile: what is on it "
                     "stays, and moves under way continue. Drain it again to continue."
                 )
             left = {

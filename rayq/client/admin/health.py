@@ -338,7 +338,7 @@ def _group_problems(groups: Iterable[GroupInfo]) -> Iterable[Problem]:
             yield Problem(
                 "notice",
                 f"Group {group.group} has a lag of {counted(group.lag, 'record')} and no members",
-                "nobody reads for it",
+                "no member reads its topics",
                 f"rayq group describe {group.group}",
             )
 
@@ -385,8 +385,8 @@ def _unknown_transaction_problems(hanging: Iterable[HangingTransaction]) -> Iter
         names = [f"{h.topic_partition.topic}-{h.topic_partition.partition}" for h in found]
         yield Problem(
             "error",
-            f"Nobody ends {_count(len(found), 'transaction', 'transactions')} in "
-            f"{_named(list(dict.fromkeys(names)))}",
+            f"{_count(len(found), 'transaction', 'transactions')} in "
+            f"{_named(list(dict.fromkeys(names)))} will never end",
             "no coordinator knows of it, as after the loss of __transaction_state: readers of what "
             f"is committed wait at offset {found[0].first_offset} of {names[0]}",
             f"rayq transactions find-hanging {place.topic}; docs/operations.md says when to abort",
@@ -472,10 +472,10 @@ def _queue_problems(queues: list[QueueInfo]) -> Iterable[Problem]:
         elif (oldest_ms := _untaken_ms(queue)) > UNTAKEN_MS:
             yield Problem(
                 "notice",
-                f"Nobody takes from queue {name}",
+                f"No consumer takes from queue {name}",
                 f"{_count(ready, 'record waits', 'records wait')}, the oldest for "
                 f"{oldest_ms // 1000:,} s, and no consumer holds any",
-                f"rayq queue describe {name}; rayq queue delete {name} if nobody needs it",
+                f"rayq queue describe {name}; rayq queue delete {name} if it is not needed",
             )
 
 

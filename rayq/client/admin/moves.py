@@ -130,7 +130,7 @@ class MoveAdmin(AdminMethods):
         other = [place for place, brokers in wanted.items() if len(brokers) != replication_factor]
         if other:
             raise NoReassignmentError(
-                f"{topic}-{other[0].partition} goes to {wanted[other[0]]} by now: somebody else "
+                f"{topic}-{other[0].partition} goes to {wanted[other[0]]} now: another client "
                 "cancelled the change, or made another one."
             )
         await _until_moved(client, wanted, deadline, timeout_s)
@@ -286,7 +286,7 @@ def _is_moving(
         if list(known.target) != list(target):
             raise NoReassignmentError(
                 f"{place.topic}-{place.partition} is being moved to {list(known.target)} by now, "
-                "by somebody else."
+                "by another client."
             )
         return True
     if replicas != list(target):

@@ -273,7 +273,7 @@ class TransactionState:
             return TransactionCommittedError(
                 f"The transaction of {self._id!r} was committed before its producer asked for "
                 "that: what was acknowledged by then is visible, and the rest was not written. "
-                "Somebody else knows its owner. Read what is there before you run it again."
+                "Another process knows its owner. Read what is there before you run it again."
             )
         return TransactionAbortedError(
             f"The transaction of {self._id!r} was aborted before its commit was asked for: it was "
@@ -286,9 +286,9 @@ class TransactionState:
         """The same error if nobody says how it ended."""
         error = TransactionOutcomeUnknownError(
             f"The transaction of {self._id!r} ended before its producer asked for that, and its "
-            f"coordinator does not say how: {cause} It is aborted, unless somebody else who knows "
-            "its owner has committed what there was of it. Read what is there before you run it "
-            "again."
+            f"coordinator does not say how: {cause} It is aborted, unless another process that "
+            "knows its owner has committed what there was of it. Read what is there before you run "
+            "it again."
         )
         error.__cause__ = cause
         return error

@@ -350,7 +350,7 @@ class QueueState:
                 self._free_later(base + index)
                 failures = count - count_of(block.excused, bit)
                 if self._is_last(failures):
-                    error = f"It was given back after delivery {failures}, the last one it has."
+                    error = f"It was released after delivery {failures}, the last one."
                     self._fail_for_good(number, block, bit, failures, DELIVERIES, error, holder)
                 elif (delay := delay_of(base + index, failures, delay_ms)) is not None:
                     self.offsets.delay(number, block, bit, LOCKED, delay, holder)
@@ -474,7 +474,7 @@ class QueueState:
                 if settled != mask:
                     gone[number] = gone.get(number, 0) | mask & ~settled
             if first <= last and last >= learned:
-                unknown.append((max(first, learned), last, "nobody has it"))
+                unknown.append((max(first, learned), last, "no consumer has it"))
         return self._lost(gone) + unknown if gone else unknown
 
     def _lost(self, gone: dict[int, int]) -> list[Lost]:
@@ -497,7 +497,7 @@ class QueueState:
         for first, last in runs_of(block.moving & mask):
             lost.append((base + first, base + last, "it is on its way to the dead letters"))
         for first, last in runs_of(mask & ~(held | block.moving)):
-            lost.append((base + first, base + last, "nobody has it"))
+            lost.append((base + first, base + last, "no consumer has it"))
 
     # --- failures --------------------------------------------------------------------------------
 
@@ -547,7 +547,7 @@ class QueueState:
             if is_excused:
                 raise_counts(block.excused, bit)
             elif self._is_last(failures):
-                error = f"Nobody settled delivery {failures}, the last one it has, in its time."
+                error = f"Delivery {failures}, the last one, was not settled in time."
                 self._fail_for_good(number, block, bit, failures, DELIVERIES, error, holder)
                 continue
             self.offsets.free(number, block, bit, LOCKED, holder)
