@@ -2,9 +2,10 @@
 other tenant notices.
 
 Tenant A has 20 producers that send as much as they may, to all six partitions, then to two, then
-to one. Tenant B sends single records at a steady pace, alone and beside A. A quota is judged over
-10 s, from 2 s after each shift on. `--cost` measures what quotas cost a server for each request
-instead.
+to one. Tenant B sends single records at a steady pace: alone, beside an A that keeps to its quota
+by itself, and beside the A that the quota limits. The second shows what the load of A costs on
+this machine, whoever limits it. A quota is judged over 10 s, from 2 s after each shift on.
+`--cost` measures what quotas cost a server for each request instead.
 
 Run: python -m benchmarks.quotas [--cost]
 """
@@ -45,14 +46,20 @@ LOOPS = 200_000
 
 
 def _saturate(
-    address: str, token: str, topic: str, mask: Synchronized[int], stop: Event, producers: int
+    address: str,
+    token: str,
+    topic: str,
+    mask: Synchronized[int],
+    stop: Event,
+    producers: int,
+    pace_s: float,
 ) -> None:
     def send(cluster: Cluster) -> None:
         values, number = [os.urandom(RECORD_BYTES) for _ in range(50)], 0
         with cluster.producer(
             compression_type="none", batch_size=BATCH_BYTES, buffer_memory=2 * BATCH_BYTES
         ) as producer:
-            while not stop.is_set():
+            while not stop.wait(pace_s):
                 chosen = [bit for bit in range(PARTITIONS) if mask.value >> bit & 1]
                 number += 1
                 with contextlib.suppress(rayq.RayqError):
@@ -96,14 +103,17 @@ def paced_ms(cluster: Cluster, token: str, topic: str, seconds: float) -> tuple[
 
 
 @contextlib.contextmanager
-def saturated(cluster: Cluster, token: str, topic: str) -> Iterator[Synchronized[int]]:
-    """A's producers, which send to the partitions of a mask."""
+def sending(
+    cluster: Cluster, token: str, topic: str, pace_s: float = 0.0
+) -> Iterator[Synchronized[int]]:
+    """A's producers, which send to the partitions of a mask: as much as they may, or each a record
+    in every `pace_s`."""
     context = multiprocessing.get_context("spawn")
     stop, mask = context.Event(), context.Value("i", PHASES[0][1])
     each = PRODUCERS // PRODUCER_PROCESSES
     processes = [
         context.Process(
-            target=_saturate, args=(cluster.addresses[0], token, topic, mask, stop, each)
+            target=_saturate, args=(cluster.addresses[0], token, topic, mask, stop, each, pace_s)
         )
         for _ in range(PRODUCER_PROCESSES)
     ]
@@ -143,8 +153,13 @@ def hold() -> None:
         paced_ms(cluster, b, "b", 5.0)
         alone = paced_ms(cluster, b, "b", seconds)
         print(f"B alone: p50 {alone[0]:.2f} ms, p99 {alone[1]:.2f} ms")
-        with saturated(cluster, a, "a") as mask:
-            while appended_bytes(cluster, "a") < 2 * RATE:
+        with sending(cluster, a, "a", PRODUCERS * RECORD_BYTES / RATE):
+            time.sleep(SHIFTED_S)
+            paced = paced_ms(cluster, b, "b", seconds)
+        print(f"B beside an A at that pace: {compared(paced, alone)}")
+        with sending(cluster, a, "a") as mask:
+            before_bytes = appended_bytes(cluster, "a")
+            while appended_bytes(cluster, "a") < before_bytes + 2 * RATE:
                 time.sleep(0.1)
             beside: list[tuple[float, float]] = []
             probe = threading.Thread(
@@ -159,10 +174,12 @@ def hold() -> None:
                 rate = (appended_bytes(cluster, "a") - start_bytes) / (time.monotonic() - start_s)
                 print(f"A to {name}: {rate / 1e6:.3f} MB/s, {rate / RATE - 1:+.1%} of its quota")
             probe.join()
-        p50_ms, p99_ms = beside[0]
-        print(
-            f"B beside A: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms, {p99_ms / alone[1]:.2f}x alone"
-        )
+        print(f"B beside A: {compared(beside[0], alone)}, {beside[0][1] / paced[1]:.2f}x paced")
+
+
+def compared(beside: tuple[float, float], alone: tuple[float, float]) -> str:
+    p50_ms, p99_ms = beside
+    return f"p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms, {p99_ms / alone[1]:.2f}x alone"
 
 
 def cost() -> None:
