@@ -170,8 +170,9 @@ def _wait_recovered() -> None:
     broker: Any = ray.get_actor(
         ray_lookup.broker_name(NAME, 0), namespace=ray_lookup.NAMESPACE
     )
-    while behind := ray.get(broker.recovering_partitions.remote()):
+    while ray.get(broker.is_recovering.remote()):
         if time.monotonic() > deadline_s:
+            behind = ray.get(broker.recovering_partitions.remote())
             raise TimeoutError(f"{len(behind)} partitions are not in sync: {min(behind.items())}.")
         time.sleep(POLL_S)
 

@@ -287,7 +287,7 @@ class LocalServers:
         first = next(iter(self.brokers.values()))
         try:
             await wait_until(
-                lambda: not first.recovering_partitions(), RECOVERY_TIMEOUT_S, "old partitions"
+                lambda: not first.is_recovering(), RECOVERY_TIMEOUT_S, "old partitions"
             )
         except RayqError:
             tell_recovering(first.recovering_partitions())

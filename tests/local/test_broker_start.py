@@ -125,6 +125,36 @@ def test_a_slow_start_may_take_longer_than_one_broker_does(monkeypatch: pytest.M
         ray_cluster._wait_registered([broker(0), broker(100)], "/data", {})
 
 
+def test_a_start_asks_for_the_partitions_that_recover_only_to_tell_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks many times a second, and a broker has thousands of them."""
+    now_s, lists, told = 0.0, 0, dict[str, str]()
+
+    def sleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s += wait_s
+
+    def recovering() -> dict[str, str]:
+        nonlocal lists
+        lists += 1
+        return {"t-0": "waits"}
+
+    def broker(recovers_at_s: float) -> Any:
+        return SimpleNamespace(
+            is_recovering=SimpleNamespace(remote=lambda: now_s < recovers_at_s),
+            recovering_partitions=SimpleNamespace(remote=recovering),
+        )
+
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    monkeypatch.setattr(ray_cluster.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(ray_cluster, "tell_recovering", told.update)
+    ray_cluster._wait_recovered(broker(ray_cluster.RECOVERY_TIMEOUT_S / 2))
+    assert (lists, told) == (0, {})
+    ray_cluster._wait_recovered(broker(1000 * ray_cluster.RECOVERY_TIMEOUT_S))
+    assert (lists, told) == (1, {"t-0": "waits"})
+
+
 def test_a_broker_that_cannot_listen_says_where(tmp_path: Path) -> None:
     async def script() -> tuple[str, int | str, str]:
         path = f"{tmp_path}/broker-0"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proving.simulation.process import ProcessThreads
+from proving.simulation.process import ProcessClock, ProcessThreads
 from rayq import messages
 from rayq.actors.replica.replica import Replica
 from rayq.errors import (
@@ -406,6 +406,51 @@ def test_others_have_their_turn_while_many_assignments_are_taken() -> None:
         broker.watch = lambda: counts.add(len(broker.host.replicas))
         await broker.tell(*partitions(120))
         assert counts == {0, 49, 99, 120}
+
+    playing(script)
+
+
+def test_others_have_their_turn_while_many_replicas_are_looked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks, tick = 0, Replica.tick
+
+    def counted(replica: Replica, now_s: float) -> None:
+        nonlocal ticks
+        ticks += 1
+        tick(replica, now_s)
+
+    async def script(broker: Broker) -> None:
+        nonlocal ticks
+        await broker.tell(*partitions(250))
+        await asyncio.sleep(2)
+        monkeypatch.setattr(Replica, "tick", counted)
+        counts: set[int] = set()
+        broker.watch = lambda: counts.add(ticks)
+        await asyncio.sleep(WAIT_MS / 1000 / 2)
+        assert {99, 199, 250} <= counts
+
+    playing(script)
+
+
+def test_a_replica_that_nobody_uses_seldom_looks_at_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process may have a thousand of them."""
+    looks, wall_ms = 0, ProcessClock.wall_ms
+
+    def counted(clock: ProcessClock) -> int:
+        nonlocal looks
+        looks += 1
+        return wall_ms(clock)
+
+    async def script(broker: Broker) -> None:
+        nonlocal looks
+        await broker.tell(*partitions(20))
+        await asyncio.sleep(2)
+        monkeypatch.setattr(ProcessClock, "wall_ms", counted)
+        await asyncio.sleep(30)
+        assert looks <= 20 * 30, "one for each replica and second"
 
     playing(script)
 

@@ -21,6 +21,7 @@ from rayq.actors.broker.placed_replicas import PlacedReplicas
 from rayq.actors.broker.replica_supervisor import CHECK_INTERVAL_S
 from rayq.actors.metadata import quorum
 from rayq.actors.metadata.quorum import Quorum, encode_entries
+from rayq.core.cluster.state import ClusterState
 from rayq.errors import StaleBrokerError
 from rayq.storage.data_directory import DataDirectory
 
@@ -262,3 +263,64 @@ def test_a_broker_that_starts_looks_for_holders_of_directories_in_threads(
 
     with World(seed=1) as world:
         world.run(starting(Scale(world, 10, PARTITIONS)))
+
+
+def test_a_broker_that_is_not_registered_yet_does_not_look_at_all_replicas_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its replica processes start meanwhile, and need the time."""
+
+    async def cut_off(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        await asyncio.sleep(2)
+        host = scale._real_host
+        for process in list(host.processes):
+            process.kill()
+        others = [broker.host for broker in scale.brokers.values()] + [scale._controller_host]
+        scale._world.network.cut([host], others)
+        scale._start_real()
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        assert scale._real is not None and not scale._real.is_registered
+        looks = counted(monkeypatch, PlacedReplicas, "find")
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        assert looks() <= LOOKS_MAX * len(scale.state.index.by_broker[REAL])
+        scale._world.network.heal([host], others)
+        await scale._until(
+            lambda state: all(
+                REAL in partition.processes for _, _, partition in state.replicas_on(REAL)
+            ),
+            "all its replicas are registered",
+        )
+
+    with World(seed=1) as world:
+        world.run(cut_off(Scale(world, 10, PARTITIONS)))
+
+
+def test_who_asks_whether_a_start_is_over_makes_a_broker_look_at_few_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def joined(scale: Scale) -> None:
+        await scale.start()
+        await scale.a_broker_joins()
+        broker = scale._real
+        assert broker is not None
+        recovering = broker.recovering_partitions()
+        assert len(recovering) > PARTITIONS / 10
+        looks = 0
+        all_partitions = ClusterState.all_partitions
+
+        def looked(state: ClusterState) -> Any:
+            nonlocal looks
+            for found in all_partitions(state):
+                looks += 1
+                yield found
+
+        monkeypatch.setattr(ClusterState, "all_partitions", looked)
+        assert broker.is_recovering()
+        assert looks <= 10
+        looks = 0
+        assert broker.recovering_partitions() == recovering and looks == PARTITIONS
+
+    with World(seed=1) as world:
+        world.run(joined(Scale(world, 10, PARTITIONS)))

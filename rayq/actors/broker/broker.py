@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import ClassVar, cast
 
 from rayq import messages
@@ -32,6 +32,7 @@ from rayq.config import MIB, ClusterConfig
 from rayq.core.access.shown import shown_samples
 from rayq.core.cluster.quota_changes import partitions_changed
 from rayq.core.cluster.records import ACCESS_RECORDS, MetadataRecord
+from rayq.core.cluster.state import Topic
 from rayq.core.cluster.topic_changes import AUDIT_TOPIC, offline_reason
 from rayq.environment import Address, Environment
 from rayq.errors import (
@@ -257,20 +258,34 @@ class Broker:
         """The partitions that still wait for replicas of live brokers, by name, with the reason."""
         state = self.metadata.state
         recovering = {}
+        for topic, number, behind in self._recovering():
+            if topic.partitions[number].value.leader is None:
+                reason = offline_reason(state, topic, number)
+                recovering[f"{topic.name}-{number}"] = f"is offline: it {reason}"
+            else:
+                recovering[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
+        return recovering
+
+    def is_recovering(self) -> bool:
+        """Returns whether there are such partitions. It looks no further than the first: who waits
+        asks often, and a broker that starts with thousands of partitions has no time for that."""
+        return next(self._recovering(), None) is not None
+
+    def _recovering(self) -> Iterator[tuple[Topic, int, list[int]]]:
+        """The partitions without a leader, or without replicas of live brokers, with these
+        brokers."""
+        state = self.metadata.state
+        live = {number for number, broker in state.brokers.items() if broker.live}
         for topic, number, partition in state.all_partitions():
             value = partition.value
             in_sync = {member.broker for member in value.isr}
             behind = [
                 broker
                 for broker in value.origin or value.replicas
-                if state.is_live(broker) and broker not in in_sync
+                if broker in live and broker not in in_sync
             ]
-            if value.leader is None:
-                reason = offline_reason(state, topic, number)
-                recovering[f"{topic.name}-{number}"] = f"is offline: it {reason}"
-            elif behind:
-                recovering[f"{topic.name}-{number}"] = f"waits for brokers {behind} to catch up"
-        return recovering
+            if behind or value.leader is None:
+                yield topic, number, behind
 
     def _measure(self) -> list[Sample]:
         sample = self._environment.metrics.sample

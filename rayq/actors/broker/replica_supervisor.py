@@ -544,7 +544,7 @@ class ReplicaSupervisor:
         """Reports to the controller what the metadata does not show yet of these replicas. Returns
         those that there was something to report of, or will be."""
         if not self._placed.is_current:
-            return keys
+            return ()  # The record that says that it is current has all of them looked at.
         register: list[messages.ReplicaRegistration] = []
         failed: list[tuple[str, int, str]] = []
         told: list[TopicIdPartition] = []

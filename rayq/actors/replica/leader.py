@@ -368,7 +368,7 @@ class Leader:
         self.proposals.propose()
         self.transactions.tick(now_s)
         if self.remote is None:
-            self._retention.tick(now_s, clock_watch.now_ms(), self._assignment)
+            self._retention.tick(now_s, clock_watch, self._assignment)
         else:
             self.remote.tick(now_s, clock_watch)
 

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 
 from rayq import messages
+from rayq.actors.clock_watch import ClockWatch
 from rayq.actors.replica.replica_log import ReplicaLog
 from rayq.errors import DiskFullError
 from rayq.logs import log_event
@@ -23,7 +24,9 @@ class LogRetention:
         self._next_s = self._environment.clock.monotonic()
         self._task: asyncio.Task[None] | None = None
 
-    def tick(self, now_s: float, now_ms: int, assignment: messages.PartitionAssignment) -> None:
+    def tick(
+        self, now_s: float, clock_watch: ClockWatch, assignment: messages.PartitionAssignment
+    ) -> None:
         """Moves the log start past what is too old or too much, or past what a queue has
         settled."""
         is_running = self._task is not None and not self._task.done()
@@ -31,7 +34,7 @@ class LogRetention:
             return
         replica_log, log = self._replica_log, self._replica_log.log
         self._next_s = now_s + replica_log.config.retention_check_interval_ms / 1000
-        start = log.retention_start(now_ms, replica_log.high_watermark)
+        start = log.retention_start(clock_watch.now_ms(), replica_log.high_watermark)
         if not assignment.is_remote_doubted:
             # The topic gave up its objects: records that are only there are gone.
             start = max(start, log.local_start_offset)

@@ -40,6 +40,10 @@ from rayq.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
+CLOCK_LOOK_INTERVAL_S = 5.0
+"""Interval at which a replica looks at the clocks while nothing asks them: far below
+`clock_watch.LOOK_INTERVAL_MS`, and seldom, since a process may have a thousand replicas."""
+
 
 class Role(Protocol):
     """The work of a replica under one leader in one leader epoch. `end` is final."""
@@ -91,6 +95,7 @@ class Replica:
         self._queues: PartitionQueues | None = None
         """The queues of a data partition, while this replica leads it."""
         self._next_check_s = environment.clock.monotonic()
+        self._next_look_s = self._next_check_s
         self._clock_watch = ClockWatch(environment.clock)
         self._delay_clock = DelayClock(environment.clock)
         self._forget_source = environment.metrics.add_source(self._measure)
@@ -424,8 +429,10 @@ class Replica:
         if now_s < self._next_check_s or not self._replica_log.is_open:
             return
         self._next_check_s = now_s + self._context.config.heartbeat_interval_ms / 1000
-        self._clock_watch.look()
-        self._delay_clock.look()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + CLOCK_LOOK_INTERVAL_S
+            self._clock_watch.look()
+            self._delay_clock.look()
         self._compactor.tick(now_s)
         if not self.assignment.is_remote_doubted:
             self._local_retention.tick(now_s, self.assignment.remote)

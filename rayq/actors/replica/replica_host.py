@@ -62,6 +62,7 @@ OPENED_AT_ONCE_MAX = 16
 """Maximum number of replicas that are opened in parallel. While thousands are opened, heartbeats
 must continue."""
 ASSIGNED_AT_ONCE_MAX = 50
+TICKED_AT_ONCE_MAX = 100
 BROKER_TIMEOUT_S = 5.0
 """Timeout of a request that the broker may hold for a while."""
 
@@ -335,7 +336,9 @@ class ReplicaHost:
             if self._listening.look() > 0:
                 await self._listening.read_arrived()
             now_s = clock.monotonic()
-            for replica in self.replicas:
+            for number, replica in enumerate(self.replicas, 1):
+                if number % TICKED_AT_ONCE_MAX == 0:
+                    await asyncio.sleep(0)  # Heartbeats and requests get their turn.
                 replica.tick(now_s)
 
     async def _check_directories_forever(self) -> None:
@@ -344,9 +347,9 @@ class ReplicaHost:
         while True:
             await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
             held = [
-                (replica, replica.directory)
-                for replica in self.replicas
-                if replica.directory is not None
+                (replica, directory)
+                for replica in self._replicas.values()
+                if (directory := replica.directory) is not None
             ]
             gone = await self._environment.threads.run(_find_gone, self._environment.disk, held)
             for replica, directory, error in gone:

@@ -347,6 +347,11 @@ class BrokerActor:
     async def is_registered(self) -> bool:
         return self._broker is not None and self._broker.is_registered
 
+    async def is_recovering(self) -> bool:
+        """See `Broker`."""
+        assert self._broker is not None
+        return self._broker.is_recovering()
+
     async def recovering_partitions(self) -> dict[str, str]:
         """See `Broker`."""
         assert self._broker is not None

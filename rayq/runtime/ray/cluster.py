@@ -277,8 +277,8 @@ def _wait_recovered(broker: Any) -> None:
     """Waits until the partitions that were there before are in sync; after `RECOVERY_TIMEOUT_S` it
     logs those that are not."""
     deadline_s = time.monotonic() + RECOVERY_TIMEOUT_S
-    while recovering := ray.get(broker.recovering_partitions.remote()):
+    while ray.get(broker.is_recovering.remote()):
         if time.monotonic() > deadline_s:
-            tell_recovering(recovering)
+            tell_recovering(ray.get(broker.recovering_partitions.remote()))
             return
         time.sleep(0.05)
