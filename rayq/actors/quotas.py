@@ -484,7 +484,7 @@ class Quotas:
                 raise QuotaLimitError(
                     f"Principal {principal!r} connects more often to this process than its quota "
                     f"connection_creation_rate allows, {account.rate:g} a second: wait a moment, "
-                    "keep connections open, or ask whoever administers the cluster for more (rayq "
+                    "keep connections open, or ask an administrator of the cluster for more (rayq "
                     f"quota set {principal})."
                 )
             account.use(1.0)

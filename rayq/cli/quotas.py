@@ -100,10 +100,10 @@ def describe(
     json: Json = False,
     cluster: ClusterAddress = None,
 ) -> None:
-    """Show the limits that hold for a principal, and how far they are used up.
+    """Show the limits that hold for a principal, and whether they are used up.
 
-    'waits' is the time until a rate is no longer used up, 'throttled' the time for which it was
-    since the servers started; each in the process where that is longest.
+    'waits' is how long requests that count for a rate wait now, 'throttled' the total time since
+    the servers started in which the rate was used up. Both are of the process where it is longest.
     """
     with connected(cluster) as connection:
         limits = connection.admin.describe_quotas(principal)

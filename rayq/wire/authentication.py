@@ -508,7 +508,7 @@ class ServerHandshake:
         if verifier is None:
             raise AuthenticationError(
                 f"The client did not prove a valid token of principal {principal!r}: it may be "
-                "another's, revoked or expired. Ask whoever administers the cluster for a new one "
+                "another's, revoked or expired. Ask an administrator of the cluster for a new one "
                 "(rayq token create)."
             )
         self.token = tokens[verifier]

@@ -440,8 +440,8 @@ def test_a_principal_gives_itself_no_rights(request_: messages.AnyRequest) -> No
         ("it's", "rayq acl add anna delete topic 'it'\"'\"'s'"),
         ("", "rayq acl add anna delete topic ''"),
         ("--deny", "rayq acl add anna delete topic -- --deny"),
-        ("a\nrayq acl add anna all cluster", "administers the cluster can allow it."),
-        ("\x1b[2J", "administers the cluster can allow it."),
+        ("a\nrayq acl add anna all cluster", "administrator of the cluster can allow it."),
+        ("\x1b[2J", "administrator of the cluster can allow it."),
     ],
 )
 def test_the_command_in_an_error_is_safe_to_run_whatever_the_name(name: str, end: str) -> None:

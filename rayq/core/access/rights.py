@@ -100,7 +100,7 @@ def topic_of_queue_denied(view: View, queue: str) -> AuthorizationError:
     """The error for a queue that the principal may describe, without its topic."""
     return AuthorizationError(
         f"Principal {view.principal!r} may not describe the topic of queue {queue!r}, and so does "
-        "not see the queue: no ACL allows it. Whoever administers the cluster can."
+        "not see the queue: no ACL allows it. An administrator of the cluster can."
     )
 
 
@@ -192,7 +192,7 @@ def _check_topic_id(view: View, request: messages.AnyRequest) -> None:
 def no_longer_valid(principal: str) -> AuthorizationError:
     """The error for a connection of a principal that is gone, or whose token was revoked."""
     return AuthorizationError(
-        f"Principal {principal!r}, or its token, is no longer valid: ask whoever administers the "
+        f"Principal {principal!r}, or its token, is no longer valid: ask an administrator of the "
         "cluster for a new one (rayq token create)."
     )
 
@@ -214,7 +214,7 @@ def _as_unknown(principal: str, request: messages.AnyRequest, needed: Needed) ->
         return unknown_queue(request.queue_id)
     return AuthorizationError(
         f"Principal {principal!r} may not {needed.operation} a {needed.resource_type} that this "
-        f"{type(request).__name__} is about: no ACL allows it. Whoever administers the cluster can."
+        f"{type(request).__name__} is about: no ACL allows it. An administrator of the cluster can."
     )
 
 
@@ -244,10 +244,10 @@ def _refusal(principal: str, needed: Needed, denied_by: Acl | None) -> Authoriza
     refused = f"Principal {principal!r} may not {needed.operation} {resource}: {why}."
     if denied_by is not None:  # A rule that allows would change nothing.
         return AuthorizationError(
-            f"{refused} Whoever administers the cluster can remove that rule (rayq acl remove)."
+            f"{refused} An administrator of the cluster can remove that rule (rayq acl remove)."
         )
     return AuthorizationError(
-        f"{refused} Whoever administers the cluster can allow it{_command(principal, of_cluster)}"
+        f"{refused} An administrator of the cluster can allow it{_command(principal, of_cluster)}"
     )
 
 

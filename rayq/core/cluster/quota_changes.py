@@ -141,12 +141,12 @@ def _check_count(
         if not may_describe(state.acls, forward.by, forward.address, "principal", owner):
             raise QuotaLimitError(
                 f"The topic's owner, whom you may not describe, cannot have {added} more: its "
-                f"quota {name} does not allow it. Ask whoever administers the cluster."
+                f"quota {name} does not allow it. Ask an administrator of the cluster."
             )
         raise QuotaLimitError(
             f"Principal {owner!r} owns {counted(count, what)}, and its quota {name} is "
             f"{limit.value:g}, so it cannot have {added} more. Delete some of its topics, or ask "
-            f"whoever administers the cluster for more (rayq quota set {owner} {name}=...)."
+            f"an administrator of the cluster for more (rayq quota set {owner} {name}=...)."
         )
 
 
