@@ -105,6 +105,18 @@ class Load:
             there.close()
             self._started.append((name, process, here))
 
+    def wait_until_writing(self, cluster: Cluster) -> None:
+        """Waits until each partition has a record: the first fault is to meet clients that have
+        begun, not their start. Raises TimeoutError."""
+        deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
+        with cluster.consumer() as consumer:
+            while not all(consumer.end_offsets(self.spec.places).values()):
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(
+                        f"After {CATCH_UP_TIMEOUT_S:.0f} s {self.spec.topic} has no record yet."
+                    )
+                time.sleep(0.1)
+
     def finish(self) -> Finished:
         """Stops the producers first, so that every record gets its outcome. Then the consumers read
         up to the end."""

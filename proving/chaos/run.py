@@ -185,6 +185,8 @@ def _run(plan: Plan, directory: Path, result: Result, say: Callable[[str], None]
             queues.start(cluster.rayq)
             cluster.topics += QUEUE_TOPICS
             cluster.wait_settled()
+        for load in loads:
+            load.wait_until_writing(cluster.rayq)
         started_s = time.monotonic()
         if principals is not None:
             principals.start()
