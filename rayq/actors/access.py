@@ -182,22 +182,26 @@ class Access(Gate):
         makes an expired token valid again, and never one that was revoked. None: there is no such
         principal. Raises ControllerUnavailableError while this server cannot know."""
         self.freshness.check()
-        known = self._state.principals.get(principal)
+        tokens = self.valid_tokens_of(principal)
+        if tokens is None:
+            return None
+        return Credentials(self._state.principals[principal].created.salt, tokens)
+
+    def valid_tokens_of(self, principal: str) -> list[ValidToken] | None:
+        """The tokens that are valid now, as far as this server knows. None: there is no such
+        principal."""
+        known, now_ms = self._state.principals.get(principal), self._wall_ms()
         if known is None:
             return None
-        now_ms = self._wall_ms()
-        return Credentials(
-            known.created.salt,
-            [
-                ValidToken(
-                    token.token_id,
-                    Verifier(token.verifiers.stored_key_sha256, token.verifiers.server_key_sha256),
-                    token.expires_ms,
-                )
-                for token in known.tokens.values()
-                if token.expires_ms is None or now_ms < token.expires_ms
-            ],
-        )
+        return [
+            ValidToken(
+                token.token_id,
+                Verifier(token.verifiers.stored_key_sha256, token.verifiers.server_key_sha256),
+                token.expires_ms,
+            )
+            for token in known.tokens.values()
+            if token.expires_ms is None or now_ms < token.expires_ms
+        ]
 
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         """Raises AuthorizationError unless the peer's principal may send the request now, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from rayq.errors import AuthorizationError, RayqError
 from rayq.messages import AnyRequest
 from rayq.messages.acls import SUPERUSER
 from rayq.wire.answer_room import AnswerRoom
-from rayq.wire.authentication import Credentials, Role
+from rayq.wire.authentication import Credentials, Role, ValidToken
 from rayq.wire.throttling import Throttle
 
 
@@ -104,6 +105,10 @@ class Gate(Protocol):
         """The salt and valid tokens of a principal. None: there is none. May raise a retriable
         RayqError."""
 
+    def valid_tokens_of(self, principal: str) -> Sequence[ValidToken] | None:
+        """The valid tokens of a principal as this server knows them, however old that is. None:
+        there is no such principal."""
+
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         """Raises AuthorizationError unless the peer's principal may send the request now, or a
         retriable RayqError while nobody can say. Never called for a superuser or a server.
@@ -114,6 +119,9 @@ class NobodyKnown:
     """The gate of a server that knows no principals."""
 
     def credentials_of(self, principal: str) -> Credentials | None:
+        return None
+
+    def valid_tokens_of(self, principal: str) -> Sequence[ValidToken] | None:
         return None
 
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:

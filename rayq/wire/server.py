@@ -139,7 +139,8 @@ class Server:
 
     def end_revoked(self) -> None:
         """Ends the connections of principals that are gone, or whose token was revoked or has
-        expired. Call it after each change of them; for tokens that expire it looks by itself."""
+        expired. Call it after each change of them; for tokens that expire it looks by itself. A
+        server that cannot know whether others are still valid ends these all the same."""
         valid: dict[str, set[tuple[str | None, bytes | None]]] = {}
         """Ids and keys of the valid tokens of each principal, and Nones if it exists."""
         for connection in list(self._authenticated):
@@ -147,14 +148,11 @@ class Server:
             if peer is None or peer.principal is None:
                 continue
             if peer.principal not in valid:
-                try:
-                    known = self.gate.credentials_of(peer.principal)
-                except RayqError:
-                    return  # Nobody can say now. Each request is refused meanwhile.
+                tokens = self.gate.valid_tokens_of(peer.principal)
                 valid[peer.principal] = set()
-                if known is not None:
-                    tokens = {(token.token_id, token.key) for token in known.tokens}
-                    valid[peer.principal] = {(None, None), *tokens}
+                if tokens is not None:
+                    ids = {(token.token_id, token.key) for token in tokens}
+                    valid[peer.principal] = {(None, None), *ids}
             if (peer.token_id, peer.token_key) not in valid[peer.principal]:
                 self.refused(
                     "closed %s: principal %s or its token is no longer valid",

@@ -214,6 +214,22 @@ def test_a_gate_without_news_refuses_all_principals_until_it_has_news() -> None:
     assert stage.may(fetch("T")) and stage.valid_tokens() == ["01"]
 
 
+def test_a_server_that_cannot_know_who_is_valid_still_knows_whose_token_was_revoked() -> None:
+    stage = Stage(TokenCreated("anna", "02", VERIFIERS, 0, 5_000))
+    stage.now_s = 15.1
+
+    def valid_tokens() -> list[str]:
+        return [token.token_id for token in stage.access.valid_tokens_of("anna") or ()]
+
+    assert valid_tokens() == ["01", "02"]
+    stage.happens(TokenRevoked("anna", "01"))
+    assert valid_tokens() == ["02"]
+    stage.now_ms = 5_000
+    assert valid_tokens() == []
+    stage.happens(PrincipalDeleted("anna"))
+    assert stage.access.valid_tokens_of("anna") is None
+
+
 def test_an_answer_counts_from_its_question_once_its_metadata_are_here() -> None:
     stage = Stage(AclCreated(READ))
     freshness = stage.access.freshness

@@ -13,6 +13,7 @@ import pytest
 from rayq.errors import (
     AuthenticationError,
     AuthorizationError,
+    ControllerUnavailableError,
     DisconnectedError,
     InvalidRequestError,
     OverloadedError,
@@ -48,11 +49,13 @@ class Door:
     asked: list[tuple[str | None, type[AnyRequest]]] = field(default_factory=list)
 
     def credentials_of(self, principal: str) -> Credentials | None:
+        tokens = self.valid_tokens_of(principal)
+        return None if tokens is None else Credentials(SALT, tokens)
+
+    def valid_tokens_of(self, principal: str) -> list[ValidToken] | None:
         token = self.tokens.get(principal)
-        if token is None:
-            return None
         # Whoever creates a token chooses its id: all have the same.
-        return Credentials(SALT, [ValidToken("01", client_keys(token, SALT).verifier)])
+        return token and [ValidToken("01", client_keys(token, SALT).verifier)]
 
     def check(self, peer: Peer, request: AnyRequest, now_s: float | None = None) -> None:
         self.asked.append((peer.principal, type(request)))
@@ -181,6 +184,26 @@ def test_a_revocation_ends_the_connections_of_that_token_only(
         for client in (ben, superuser):
             await client.request(PRODUCE, b"v", timeout_s=60)
         del door.tokens["ben"]
+        server.end_revoked()
+        await eventually(lambda: wire.connections(server) == 1)
+
+    run(scenario)
+
+
+def test_a_server_that_cannot_know_who_is_valid_ends_who_is_not(
+    run: Any, wire: Any, eventually: Any
+) -> None:
+    async def scenario() -> None:
+        door = Door()
+        server = await wire.serve(gate=door)
+        for token in (ANNA, BEN):
+            await wire.connect(server, holder_of(token))
+
+        def unknown(principal: str) -> None:
+            raise ControllerUnavailableError("Nobody can say now.")
+
+        door.credentials_of = unknown  # type: ignore[method-assign]
+        del door.tokens["anna"]
         server.end_revoked()
         await eventually(lambda: wire.connections(server) == 1)
 
