@@ -412,6 +412,43 @@ class NullKeyError(RayqError, ValueError):
     """A record without a key was sent to a compacted topic, which keeps the latest of each key."""
 
 
+# --- the schema registry --------------------------------------------------------------------------
+
+
+class RegistryError(RayqError):
+    """Base of what the schema registry refuses. `error_code` is the number that Confluent's API has
+    for it; the HTTP status is its first three digits."""
+
+    error_code: ClassVar[int]
+
+
+class InvalidSchemaError(RegistryError, ValueError):
+    """A schema that cannot be parsed, that its format does not allow, that has references which
+    cannot be resolved, or that goes beyond a limit of its format. The message says where."""
+
+    error_code = 42201
+
+
+class SchemaTooLargeError(RegistryError, ValueError):
+    """A schema whose text, or whose text with all that it refers to, is longer than allowed."""
+
+    error_code = 42209
+
+
+class IncompatibleSchemaError(RegistryError, ValueError):
+    """A schema that does not fit the versions of its subject at the subject's compatibility level.
+    The message names each version, and what in it does not fit."""
+
+    error_code = 409
+
+
+class SchemaCheckTimeoutError(RegistryError):
+    """A schema took more time, or more memory, to check than a check may take. The same schema will
+    take it again: simplify it."""
+
+    error_code = 50002
+
+
 # --- consumer pools -------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ EXTRAS = {
         "from rayq.runtime.object_store import open_store; "
         "import obstore; open_store"
     ),
+    "registry": "import fastavro, rayq.registry.checks",
     "metrics": "import prometheus_client, ray.dashboard.modules.reporter.reporter_agent",
     "demo": "from rayq.demo import load_flights; assert len(load_flights()) == 336_776",
 }

@@ -1,0 +1,138 @@
+"""Checks of schemas, whatever their format: whether one is allowed, what its canonical form is, and
+whether it fits earlier versions.
+
+Nothing here limits time or memory: servers have it done by `CheckPool` (`check_process.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from rayq.errors import IncompatibleSchemaError
+from rayq.registry.compatibility.avro import avro_incompatibilities
+from rayq.registry.compatibility.incompatibility import Incompatibility
+from rayq.registry.formats.avro import canonical_avro
+from rayq.registry.levels import CompatibilityLevel
+from rayq.registry.schema_text import (
+    CanonicalSchema,
+    ResolvedSchema,
+    SchemaType,
+    check_size,
+    guid_of,
+)
+
+REASONS_MAX = 100
+"""So many reasons are told; the rest would not help."""
+
+Incompatibilities: TypeAlias = Callable[[ResolvedSchema, ResolvedSchema], list[Incompatibility]]
+
+_INCOMPATIBILITIES: dict[SchemaType, Incompatibilities] = {
+    SchemaType.AVRO: avro_incompatibilities,
+}
+
+
+class SubjectVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a subject. One that is deleted counts for nothing."""
+
+    version: int
+    resolved: ResolvedSchema
+    deleted: bool = False
+
+
+class VersionIncompatibility(msgspec.Struct, frozen=True):
+    """A reason why a new schema does not fit an earlier version. `direction` is "BACKWARD" where
+    the new schema is the reader, "FORWARD" where the earlier one is."""
+
+    version: int
+    direction: str
+    reason: Incompatibility
+
+    def __str__(self) -> str:
+        roles = (
+            "the new schema cannot read all that it wrote"
+            if self.direction == "BACKWARD"
+            else "it cannot read all that the new schema writes"
+        )
+        return f"Version {self.version}: {roles}: {self.reason}"
+
+
+def canonical_schema(resolved: ResolvedSchema, *, normalize: bool = False) -> CanonicalSchema:
+    """The schema with its canonical text and its guid.
+
+    `normalize` removes differences in spelling that the canonical text keeps: the order of keys,
+    names relative to a namespace, the order of references and of imports.
+
+    Raises InvalidSchemaError, SchemaTooLargeError.
+    """
+    schema = resolved.schema
+    check_size(schema)
+    match schema.type:
+        case SchemaType.AVRO:
+            text = canonical_avro(resolved, normalize=normalize)
+        case _:
+            raise NotImplementedError
+    references = schema.references
+    if normalize:
+        references = tuple(sorted(set(references), key=lambda reference: reference.name))
+    canonical = msgspec.structs.replace(
+        schema,
+        text=text,
+        references=references,
+        metadata=schema.metadata or None,
+        rule_set=schema.rule_set or None,
+    )
+    return CanonicalSchema(canonical, guid_of(canonical))
+
+
+def incompatibilities(
+    new: ResolvedSchema, versions: Sequence[SubjectVersion], level: CompatibilityLevel
+) -> list[VersionIncompatibility]:
+    """Reasons why a new schema does not fit earlier versions of its subject, at most `REASONS_MAX`,
+    those of the latest version first. An empty list: it fits.
+
+    A schema never fits one of another type, except at level NONE. Raises InvalidSchemaError where a
+    schema cannot be read.
+    """
+    if level is CompatibilityLevel.NONE:
+        return []
+    alive = [version for version in versions if not version.deleted]
+    alive.sort(key=lambda version: version.version, reverse=True)
+    found: list[VersionIncompatibility] = []
+    for earlier in alive if level.transitive else alive[:1]:
+        if level.backward:
+            reasons = _reasons(new, earlier.resolved)
+            found += [VersionIncompatibility(earlier.version, "BACKWARD", why) for why in reasons]
+        if level.forward:
+            reasons = _reasons(earlier.resolved, new)
+            found += [VersionIncompatibility(earlier.version, "FORWARD", why) for why in reasons]
+        if len(found) >= REASONS_MAX:
+            break
+    return found[:REASONS_MAX]
+
+
+def incompatible(
+    subject: str, level: CompatibilityLevel, found: Sequence[VersionIncompatibility]
+) -> IncompatibleSchemaError:
+    """The error that refuses a schema, with the reasons that `incompatibilities` found."""
+    reasons = " ".join(f"{reason}." for reason in found)
+    return IncompatibleSchemaError(
+        f"The schema is incompatible with earlier versions of subject {subject!r:.300}, whose"
+        f" compatibility level is {level.value}. {reasons} Change the schema, or the level of the"
+        " subject."
+    )
+
+
+def _reasons(reader: ResolvedSchema, writer: ResolvedSchema) -> list[Incompatibility]:
+    if reader.schema.type is not writer.schema.type:
+        return [
+            Incompatibility(
+                "schema_type_changed",
+                "#",
+                f"the reader's schema is {reader.schema.type.value}, and the writer's"
+                f" {writer.schema.type.value}",
+            )
+        ]
+    return _INCOMPATIBILITIES[reader.schema.type](reader, writer)
