@@ -14,7 +14,10 @@ import msgspec
 from rayq.errors import IncompatibleSchemaError
 from rayq.registry.compatibility.avro import avro_incompatibilities
 from rayq.registry.compatibility.incompatibility import Incompatibility
+from rayq.registry.compatibility.protobuf import protobuf_incompatibilities
 from rayq.registry.formats.avro import canonical_avro
+from rayq.registry.formats.proto_text import proto_text
+from rayq.registry.formats.protobuf import canonical_protobuf
 from rayq.registry.levels import CompatibilityLevel
 from rayq.registry.schema_text import (
     CanonicalSchema,
@@ -31,6 +34,7 @@ Incompatibilities: TypeAlias = Callable[[ResolvedSchema, ResolvedSchema], list[I
 
 _INCOMPATIBILITIES: dict[SchemaType, Incompatibilities] = {
     SchemaType.AVRO: avro_incompatibilities,
+    SchemaType.PROTOBUF: protobuf_incompatibilities,
 }
 
 
@@ -72,7 +76,9 @@ def canonical_schema(resolved: ResolvedSchema, *, normalize: bool = False) -> Ca
     match schema.type:
         case SchemaType.AVRO:
             text = canonical_avro(resolved, normalize=normalize)
-        case _:
+        case SchemaType.PROTOBUF:
+            text = canonical_protobuf(resolved, normalize=normalize)
+        case SchemaType.JSON:
             raise NotImplementedError
     references = schema.references
     if normalize:
@@ -96,6 +102,7 @@ def incompatibilities(
     A schema never fits one of another type, except at level NONE. Raises InvalidSchemaError where a
     schema cannot be read.
     """
+    check_size(new.schema)
     if level is CompatibilityLevel.NONE:
         return []
     alive = [version for version in versions if not version.deleted]
@@ -111,6 +118,20 @@ def incompatibilities(
         if len(found) >= REASONS_MAX:
             break
     return found[:REASONS_MAX]
+
+
+def written(canonical: ResolvedSchema, text_format: str = "") -> str:
+    """The text of a schema as the API gives it to somebody who asks for a `format`.
+
+    That of a Protobuf schema is the `.proto` text; with the format "serialized" it is base64 of the
+    descriptor. Those of other schemas are their canonical texts. A format that is unknown makes no
+    difference, as in Confluent's registry.
+
+    Raises InvalidSchemaError.
+    """
+    if canonical.schema.type is SchemaType.PROTOBUF and text_format != "serialized":
+        return proto_text(canonical)
+    return canonical.schema.text
 
 
 def incompatible(
