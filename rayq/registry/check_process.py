@@ -7,7 +7,7 @@ A process that goes beyond a limit, or dies, is gone, and the next check starts 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -29,8 +29,6 @@ from rayq.registry.check_requests import (
 from rayq.registry.checks import SubjectVersion, VersionIncompatibility
 from rayq.registry.levels import CompatibilityLevel
 from rayq.registry.schema_text import CanonicalSchema, ResolvedSchema
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -54,8 +52,6 @@ class CheckPool:
     def __init__(
         self, processes: int = PROCESSES, *, seconds_max: float = CHECK_SECONDS_MAX
     ) -> None:
-        self._seconds_max = seconds_max
-        self._closed = False
         self._processes = [_CheckProcess(seconds_max) for _ in range(processes)]
         # Last in, first out: one process is enough where checks are rare.
         self._idle: asyncio.LifoQueue[_CheckProcess] = asyncio.LifoQueue()
@@ -75,13 +71,14 @@ class CheckPool:
         check = Compare(new, tuple(versions), level)
         return await self._run(check, list[VersionIncompatibility])
 
-    async def written(self, resolved: ResolvedSchema, text_format: str) -> str:
+    async def written(self, resolved: ResolvedSchema, text_format: str = "") -> str:
         """The text of a schema in the `format` of a request."""
         return await self._run(Write(resolved, text_format), str)
 
     async def close(self) -> None:
         """Ends all processes, also those that check something: these checks raise ClosedError."""
-        self._closed = True
+        for process in self._processes:
+            process.closed = True
         for process in self._processes:
             await process.stop()
 
@@ -99,64 +96,79 @@ class CheckPool:
     async def _run(self, check: Check, result_type: type[T]) -> T:
         process = await self._idle.get()
         try:
-            self._refuse_if_closed()
             reply = await process.run(check)
-        except SchemaCheckTimeoutError:
-            self._refuse_if_closed()
-            raise
         finally:
             self._idle.put_nowait(process)
         if reply.failure is not None:
             raise from_wire(*reply.failure)
         return msgspec.msgpack.decode(reply.result, type=result_type)
 
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise ClosedError("The checks of schemas were closed, so this schema was not checked.")
-
 
 class _CheckProcess:
     """One process, or none until the next check starts it."""
 
     def __init__(self, seconds_max: float) -> None:
+        self.closed = False
         self._seconds_max = seconds_max
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, check: Check) -> Reply:
+        """The answer to a check. One process may have died of something else, before or meanwhile,
+        so that only a second one says that this check kills."""
         try:
-            process = await self._started()
-            try:
-                async with asyncio.timeout(self._seconds_max):
-                    reply = await _ask(process, check)
-            except TimeoutError as error:
-                raise SchemaCheckTimeoutError(
-                    f"Checking the schema took more than {self._seconds_max:g} s, so it was given"
-                    " up. Make the schema simpler: smaller patterns, fewer alternatives."
-                ) from error
-            except (EOFError, OSError, RuntimeError) as error:  # uvloop: a closed pipe
-                await self.stop()
-                raise SchemaCheckTimeoutError(
-                    f"The process that checked the schema ended ({process.returncode}) before it"
-                    " had a result; it may have needed too much memory. Make the schema simpler."
-                ) from error
+            reply = await self._run_once(check)
+            if reply is None:
+                reply = await self._run_once(check)
         except BaseException:
             # Also where the caller was cancelled: what the process does is not wanted any more,
             # and its answer must not be taken for that to the next question.
             await self.stop()
             raise
+        if reply is None:
+            raise SchemaCheckTimeoutError(
+                "The process that checked the schema ended before it had a result, and so did"
+                " another; it may have needed too much memory. Make the schema simpler."
+            )
         return reply
 
+    async def _run_once(self, check: Check) -> Reply | None:
+        """The answer; None if the process died."""
+        self._refuse_if_closed()
+        process = await self._started()
+        self._refuse_if_closed()  # It may have happened meanwhile.
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                return await _ask(process, check)
+        except TimeoutError as error:
+            raise SchemaCheckTimeoutError(
+                f"Checking the schema took more than {self._seconds_max:g} s, so it was given up."
+                " Make the schema simpler: smaller patterns, fewer alternatives."
+            ) from error
+        except (EOFError, OSError, RuntimeError):  # uvloop: a closed pipe
+            await self.stop()
+            return None
+
+    def _refuse_if_closed(self) -> None:
+        if self.closed:
+            raise ClosedError("The checks of schemas were closed, so this schema was not checked.")
+
     async def stop(self) -> None:
+        """Ends the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         while process.returncode is None:
             try:
                 await process.wait()
             except asyncio.CancelledError:  # The caller is ending already.
                 continue
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(OSError, RuntimeError):
+            await process.stdin.wait_closed()
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -176,6 +188,7 @@ class _CheckProcess:
             async with asyncio.timeout(START_SECONDS_MAX):
                 ready = await self._process.stdout.readexactly(len(READY))
         except (OSError, EOFError, TimeoutError) as error:
+            self._refuse_if_closed()
             raise RayqError(
                 f"The process that checks schemas could not be started: {error!r}. Its own output"
                 " says more. The extra `registry` has to be installed."

@@ -14,8 +14,10 @@ import msgspec
 from rayq.errors import IncompatibleSchemaError
 from rayq.registry.compatibility.avro import avro_incompatibilities
 from rayq.registry.compatibility.incompatibility import Incompatibility
+from rayq.registry.compatibility.json_schema import json_schema_incompatibilities
 from rayq.registry.compatibility.protobuf import protobuf_incompatibilities
 from rayq.registry.formats.avro import canonical_avro
+from rayq.registry.formats.json_schema import canonical_json_schema
 from rayq.registry.formats.proto_text import proto_text
 from rayq.registry.formats.protobuf import canonical_protobuf
 from rayq.registry.levels import CompatibilityLevel
@@ -34,6 +36,7 @@ Incompatibilities: TypeAlias = Callable[[ResolvedSchema, ResolvedSchema], list[I
 
 _INCOMPATIBILITIES: dict[SchemaType, Incompatibilities] = {
     SchemaType.AVRO: avro_incompatibilities,
+    SchemaType.JSON: json_schema_incompatibilities,
     SchemaType.PROTOBUF: protobuf_incompatibilities,
 }
 
@@ -79,7 +82,7 @@ def canonical_schema(resolved: ResolvedSchema, *, normalize: bool = False) -> Ca
         case SchemaType.PROTOBUF:
             text = canonical_protobuf(resolved, normalize=normalize)
         case SchemaType.JSON:
-            raise NotImplementedError
+            text = canonical_json_schema(resolved, normalize=normalize)
     references = schema.references
     if normalize:
         references = tuple(sorted(set(references), key=lambda reference: reference.name))
