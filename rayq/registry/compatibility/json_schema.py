@@ -497,8 +497,10 @@ class _Proof:
                 for known in facts.views
                 if name in known.dependent_schemas
             ]
-            present = self._synthetic.node(facts.nodes[0], "required", [name], ("required", name))
-            nodes = (*facts.nodes, present, *given_nodes)
+            owner = facts.nodes[0]
+            present = self._synthetic.node(owner, "required", [name], ("required", name))
+            typed = self._synthetic.node(owner, "type", "object", ("type", "object"))
+            nodes = (*facts.nodes, typed, present, *given_nodes)
             at = f"{path}/dependentSchemas/{name}"
             found += self.included(nodes, view.node.sub(contents), at)
         return found

@@ -23,6 +23,7 @@ from typing import Any
 import grpc_tools
 from google.protobuf import descriptor_pb2
 from google.protobuf.message import DecodeError
+from google.type import latlng_pb2
 from grpc_tools import protoc
 
 from rayq.errors import InvalidSchemaError
@@ -30,7 +31,12 @@ from rayq.registry.schema_text import ResolvedSchema
 
 FILE_NAME = "the-schema.proto"
 """The name that protoc knows the schema by."""
-_WELL_KNOWN = Path(grpc_tools.__file__).with_name("_proto")
+_ALWAYS_THERE = {
+    "google/protobuf/": Path(grpc_tools.__file__).with_name("_proto") / "google" / "protobuf",
+    "google/type/": Path(latlng_pb2.__file__).parent,
+    "confluent/": Path(__file__).with_name("protos") / "confluent",
+}
+"""Files that each schema may import without a reference, as Confluent's clients register none."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+=*\s*")
 """No `.proto` text looks like this: each declaration of one ends with a semicolon or a brace."""
 _IMPORT_PATH = re.compile(r"[^/\\\x00-\x1f]+(/[^/\\\x00-\x1f]+)*")
@@ -87,10 +93,13 @@ def _check_import_path(name: str) -> None:
             f"The reference {name!r:.200} has no name that a file can import. Name it by the path"
             ' of the import, such as "common/address.proto".'
         )
-    if (_WELL_KNOWN / name).exists():
+    if any(
+        name.startswith(prefix) and (folder / name.removeprefix(prefix)).exists()
+        for prefix, folder in _ALWAYS_THERE.items()
+    ):
         raise InvalidSchemaError(
-            f"The reference {name!r:.200} has the name of a file that belongs to Protobuf itself."
-            " Remove the reference: that file is always there."
+            f"The reference {name!r:.200} has the name of a file that is always there. Remove the"
+            " reference."
         )
 
 
@@ -106,7 +115,7 @@ def _compile(text: str, files: dict[str, Any], subject: str) -> list[Any]:
         (folder / "imports").write_bytes(imports.SerializeToString())
         failure = _run_protoc(
             f"--proto_path={folder}",
-            f"--proto_path={_WELL_KNOWN}",
+            *(f"--proto_path={prefix}={known}" for prefix, known in _ALWAYS_THERE.items()),
             f"--descriptor_set_in={folder / 'imports'}",
             f"--descriptor_set_out={folder / 'compiled'}",
             "--include_imports",

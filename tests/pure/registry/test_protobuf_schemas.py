@@ -198,6 +198,21 @@ def test_files_of_references_are_imported() -> None:
     assert found.reason.path == "#/Base/1"
 
 
+def test_some_files_are_always_there() -> None:
+    """Confluent's clients register no reference to them."""
+    text = message(
+        'confluent.type.Decimal price = 1 [(confluent.field_meta).doc = "in cents"];'
+        "google.type.LatLng at = 2;"
+    ).replace(
+        "message M",
+        'import "confluent/meta.proto"; import "confluent/type/decimal.proto";'
+        'import "google/type/latlng.proto"; message M',
+    )
+    canonical = canonical_schema(alone(PROTOBUF, text)).schema
+    shown = written(ResolvedSchema(schema=canonical))
+    assert '[(.confluent.field_meta) = { doc: "in cents" }]' in shown
+
+
 # --- evolution ------------------------------------------------------------------------------------
 
 FITS = {
@@ -387,6 +402,8 @@ def test_a_type_may_move_between_files_and_packages_keep_their_names() -> None:
         ('import "missing.proto";', "missing.proto"),
         ('import "../../../etc/passwd";', "not found"),
         ('import "/etc/passwd";', "/etc/passwd"),
+        ('import "google/type/../protobuf/any.proto";', "google/type/../protobuf/any.proto"),
+        ('import "google/api/http.proto";', "google/api/http.proto"),
         ("message Größe {}", '1:11: Expected "{"'),
         ("message M { optional int32 a = 1; optional int32 b = 1; }", "already been used"),
         (message("", name="M") + " enum E { ONE = 1; }", "must be zero|must be 0|first enum value"),
@@ -445,10 +462,12 @@ def test_a_reference_whose_name_is_no_path_of_an_import_is_refused(name: str) ->
         canonical_schema(resolved_with(top, {name: schema_of(PROTOBUF, "message N {}")}))
 
 
-def test_a_reference_cannot_stand_for_a_file_of_protobuf_itself() -> None:
-    name = "google/protobuf/descriptor.proto"
+@pytest.mark.parametrize(
+    "name", ["google/protobuf/descriptor.proto", "google/type/date.proto", "confluent/meta.proto"]
+)
+def test_a_reference_cannot_stand_for_a_file_that_is_always_there(name: str) -> None:
     top = schema_of(PROTOBUF, "message M {}", references=named(name))
-    with pytest.raises(InvalidSchemaError, match="belongs to Protobuf itself"):
+    with pytest.raises(InvalidSchemaError, match="a file that is always there"):
         canonical_schema(resolved_with(top, {name: schema_of(PROTOBUF, "message N {}")}))
 
 
