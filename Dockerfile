@@ -19,7 +19,7 @@ RUN python3 -m venv /opt/rayq \
     && /opt/uv/bin/pip install --quiet --no-cache-dir --constraint requirements.lock uv
 RUN /opt/uv/bin/uv pip install --quiet --python /opt/rayq/bin/python \
     --constraint requirements.lock --requirements pyproject.toml \
-    --extra cli --extra data --extra demo --extra metrics --extra remote
+    --extra cli --extra data --extra demo --extra metrics --extra registry --extra remote
 
 FROM packages AS packages-spark
 RUN /opt/uv/bin/uv pip install --quiet --python /opt/rayq/bin/python \

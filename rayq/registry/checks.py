@@ -30,7 +30,7 @@ from rayq.registry.schema_text import (
 )
 
 REASONS_MAX = 100
-"""So many reasons are told; the rest would not help."""
+"""The reasons that are told; more would not help."""
 
 Incompatibilities: TypeAlias = Callable[[ResolvedSchema, ResolvedSchema], list[Incompatibility]]
 

@@ -23,15 +23,15 @@ class CompatibilityLevel(enum.Enum):
 
     @property
     def transitive(self) -> bool:
-        """Whether all earlier versions count, not the latest alone."""
+        """True if all earlier versions count, not the latest alone."""
         return self.value.endswith("_TRANSITIVE")
 
     @property
     def backward(self) -> bool:
-        """Whether the new version has to read what earlier ones wrote."""
+        """True if the new version has to read what earlier ones wrote."""
         return self.value.startswith(("BACKWARD", "FULL"))
 
     @property
     def forward(self) -> bool:
-        """Whether earlier versions have to read what the new one writes."""
+        """True if earlier versions have to read what the new one writes."""
         return self.value.startswith(("FORWARD", "FULL"))

@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 from rayq.errors import InvalidSchemaError
 from rayq.registry.compatibility.incompatibility import Incompatibility
+from rayq.registry.compatibility.json_facts import Facts, Nodes, Synthetic
 from rayq.registry.compatibility.json_views import (
-    ALL_TYPES,
     NUMBERS,
+    Bound,
     View,
     matches,
     types_named,
@@ -29,11 +30,6 @@ from rayq.registry.strict_json import compact_json
 
 STEPS_MAX = 20_000
 """Pairs of subschemas that a proof looks at, which takes about 3 s."""
-VALUES_MAX = 10_000
-"""Values of an `enum` that are looked at one by one."""
-
-Nodes: TypeAlias = tuple[Node, ...]
-"""Schemas that a value satisfies all at once."""
 Found: TypeAlias = list[Incompatibility]
 
 
@@ -61,122 +57,12 @@ class _TooComplexError(Exception):
     """The proof has become too long."""
 
 
-class _Facts:
-    """What is known of a value that satisfies some schemas all at once: their keywords, and those
-    of all that they refer to or consist of."""
-
-    def __init__(self, nodes: Nodes, views: list[View], synthetic: _Synthetic) -> None:
-        self.nodes = nodes
-        self.views = views
-        self._synthetic = synthetic
-        self.types = frozenset.intersection(*(view.types for view in views), ALL_TYPES)
-        self.required = frozenset().union(*(view.required for view in views))
-
-    @property
-    def never(self) -> bool:
-        """Whether there is obviously no such value."""
-        return not self.types or any(view.always is False for view in self.views)
-
-    def values(self) -> list[Any] | None:
-        """All values there can be, where they can be listed; each may still be invalid."""
-        listed = [view.values for view in self.views if view.values is not None]
-        if listed:
-            fewest = min(listed, key=len)
-            return fewest if len(fewest) <= VALUES_MAX else None
-        if self.types <= {"null", "boolean"}:
-            return [None, True, False]
-        return None
-
-    def accept(self, value: Any) -> bool:
-        return all(node.accepts(value) for node in self.nodes)
-
-    def minimum(self) -> tuple[Fraction, bool] | None:
-        return max((view.minimum for view in self.views if view.minimum), default=None)
-
-    def maximum(self) -> tuple[Fraction, bool] | None:
-        bounds = [view.maximum for view in self.views if view.maximum]
-        return min(bounds, key=lambda bound: (bound[0], not bound[1]), default=None)
-
-    def at_least(self, keyword: str) -> int:
-        sizes = [view.sizes[keyword] for view in self.views if keyword in view.sizes]
-        if keyword == "minProperties":
-            sizes.append(len(self.required))
-        return max(sizes, default=0)
-
-    def at_most(self, keyword: str) -> int | None:
-        sizes = [view.sizes[keyword] for view in self.views if keyword in view.sizes]
-        if keyword == "maxItems":
-            sizes += [len(view.prefix_items) for view in self.views if view.items is False]
-        if keyword == "maxProperties":
-            sizes += [
-                len(view.properties)
-                for view in self.views
-                if view.additional is False and not view.pattern_properties
-            ]
-        return min(sizes, default=None)
-
-    def item(self, index: int | None) -> Nodes:
-        """What is known of an item; None is one behind all that have schemas of their own."""
-        nodes = []
-        for view in self.views:
-            if index is not None and index < len(view.prefix_items):
-                nodes.append(view.node.sub(view.prefix_items[index]))
-            elif view.items is not None:
-                nodes.append(view.node.sub(view.items))
-        return tuple(nodes)
-
-    def property(self, name: str) -> Nodes:
-        """What is known of a property, if it is there."""
-        nodes = []
-        for view in self.views:
-            found = [view.properties[name]] if name in view.properties else []
-            matched = {pattern: matches(pattern, name) for pattern in view.pattern_properties}
-            found += [view.pattern_properties[p] for p, matching in matched.items() if matching]
-            if not found and None not in matched.values() and view.additional is not None:
-                found = [view.additional]
-            nodes += [view.node.sub(contents) for contents in found]
-        return tuple(nodes)
-
-    def other_property(self, pattern: str | None = None) -> Nodes:
-        """What is known of a property that no schema names; it may match any pattern, and matches
-        the one that is given."""
-        nodes = []
-        for view in self.views:
-            if pattern is not None and pattern in view.pattern_properties:
-                nodes.append(view.node.sub(view.pattern_properties[pattern]))
-            elif view.pattern_properties:
-                nodes.append(self._synthetic.any_other_property(view))
-            elif view.additional is not None:
-                nodes.append(view.node.sub(view.additional))
-        return tuple(nodes)
-
-
-class _Synthetic:
-    """Schemas that nobody wrote, which a proof makes. Each is made once: the proof knows a schema
-    again by its identity."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], Contents] = {}
-        self._kept: list[Any] = []
-
-    def node(self, owner: Node, keyword: str, value: Any, key: object) -> Node:
-        """A schema of one keyword, whose references are those of its owner."""
-        made = self._made.setdefault((id(owner.contents), keyword, key), {keyword: value})
-        self._kept.append(owner.contents)  # else its identity could become that of another
-        return Node(made, owner.resolver, owner.draft)
-
-    def any_other_property(self, view: View) -> Node:
-        additional = {} if view.additional is None else view.additional
-        alternatives = [additional, *view.pattern_properties.values()]
-        return self.node(view.node, "anyOf", alternatives, "other properties")
-
-
 class _Proof:
     def __init__(self) -> None:
         self._steps = 0
         self._views: dict[tuple[int, int], View] = {}
         self._texts: dict[int, tuple[Any, str]] = {}
-        self._synthetic = _Synthetic()
+        self._synthetic = Synthetic()
         self._assumed: dict[tuple[Any, ...], int] = {}
         """Pairs that are being proved, with the depth within the value at which they are: a pair
         that comes again deeper is proved by induction."""
@@ -216,7 +102,7 @@ class _Proof:
         finally:
             del self._assumed[key]
 
-    def _proved(self, facts: _Facts, view: View, path: str, split: frozenset[int]) -> Found:
+    def _proved(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         found: Found = []
         alternatives = self._alternatives(facts, view, split)
         # Each case of the old values has an alternative of its own, so the cases come first there.
@@ -235,7 +121,7 @@ class _Proof:
         return []
 
     def _alternatives(
-        self, facts: _Facts, view: View, split: frozenset[int]
+        self, facts: Facts, view: View, split: frozenset[int]
     ) -> tuple[int, list[Nodes]] | None:
         """A way to split the old values into cases, by what they satisfy besides; None if none is
         left."""
@@ -271,7 +157,7 @@ class _Proof:
             ]
         return None
 
-    def _directly(self, facts: _Facts, view: View, path: str, split: frozenset[int]) -> Found:
+    def _directly(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         """Reasons that remain when each keyword is looked at for itself."""
         found = self._types(facts, view, path)
         if view.values is not None:
@@ -297,7 +183,7 @@ class _Proof:
 
     # --- keywords about one value -----------------------------------------------------------------
 
-    def _types(self, facts: _Facts, view: View, path: str) -> Found:
+    def _types(self, facts: Facts, view: View, path: str) -> Found:
         more = facts.types - view.types
         if not more:
             return []
@@ -305,7 +191,7 @@ class _Proof:
         told = sorted({_TYPE_NAMES.get(name, name) for name in more})
         return [_found(kind, f"{path}/type", f"the reader does not accept {', '.join(told)}")]
 
-    def _values_included(self, facts: _Facts, values: list[Any], new: Node, path: str) -> Found:
+    def _values_included(self, facts: Facts, values: list[Any], new: Node, path: str) -> Found:
         for value in values:
             self._step()
             if facts.accept(value) and not new.accepts(value):
@@ -318,7 +204,7 @@ class _Proof:
                 ]
         return []
 
-    def _numbers(self, facts: _Facts, view: View, path: str) -> Found:
+    def _numbers(self, facts: Facts, view: View, path: str) -> Found:
         found = []
         lower, upper = facts.minimum(), facts.maximum()
         if view.minimum is not None and (lower is None or lower < view.minimum):
@@ -340,7 +226,7 @@ class _Proof:
                 found.append(_found("multiple_of_changed", f"{path}/multipleOf", told))
         return found
 
-    def _sizes(self, facts: _Facts, view: View, path: str) -> Found:
+    def _sizes(self, facts: Facts, view: View, path: str) -> Found:
         found = []
         for keyword, size in view.sizes.items():
             kind = _SIZED[keyword[3:]]
@@ -365,7 +251,7 @@ class _Proof:
 
     # --- arrays and objects -----------------------------------------------------------------------
 
-    def _arrays(self, facts: _Facts, view: View, path: str) -> Found:
+    def _arrays(self, facts: Facts, view: View, path: str) -> Found:
         found = []
         longest = facts.at_most("maxItems")
         if view.unique_items and not (
@@ -394,7 +280,7 @@ class _Proof:
             found += self._inside(facts.item(None), view.node.sub(view.items), f"{path}/items")
         return found
 
-    def _objects(self, facts: _Facts, view: View, path: str) -> Found:
+    def _objects(self, facts: Facts, view: View, path: str) -> Found:
         found = []
         for name in sorted(view.required - facts.required):
             known = any(name in other.properties for other in facts.views)
@@ -425,8 +311,9 @@ class _Proof:
             found += self._property_names(facts, view, path)
         return found
 
-    def _unmatched_property(self, facts: _Facts, view: View) -> Nodes:
-        """What is known of a property that no schema names and no pattern of the reader matches."""
+    def _unmatched_property(self, facts: Facts, view: View) -> Nodes:
+        """All that is known of a property that no schema names and no pattern of the reader
+        matches."""
         nodes = []
         for known in facts.views:
             others = {
@@ -449,7 +336,7 @@ class _Proof:
                 )
         return tuple(nodes)
 
-    def _property(self, facts: _Facts, view: View, name: str, path: str) -> Found:
+    def _property(self, facts: Facts, view: View, name: str, path: str) -> Found:
         at = f"{path}/properties/{name}"
         matched = {pattern: matches(pattern, name) for pattern in view.pattern_properties}
         if None in matched.values():
@@ -479,7 +366,7 @@ class _Proof:
             return [_found(f"property_removed_from_{model}_content_model", at, told)]
         return found
 
-    def _dependencies(self, facts: _Facts, view: View, path: str) -> Found:
+    def _dependencies(self, facts: Facts, view: View, path: str) -> Found:
         found = []
         for name, needed in view.dependent_required.items():
             given = facts.required.union(
@@ -505,10 +392,10 @@ class _Proof:
             found += self.included(nodes, view.node.sub(contents), at)
         return found
 
-    def _impossible(self, facts: _Facts, name: str) -> bool:
+    def _impossible(self, facts: Facts, name: str) -> bool:
         return any(self._view(node).always is False for node in facts.property(name))
 
-    def _property_names(self, facts: _Facts, view: View, path: str) -> Found:
+    def _property_names(self, facts: Facts, view: View, path: str) -> Found:
         at = f"{path}/propertyNames"
         new = view.node.sub(view.property_names)
         given = tuple(
@@ -539,7 +426,7 @@ class _Proof:
 
     # --- schemas of schemas -----------------------------------------------------------------------
 
-    def _in_place(self, facts: _Facts, view: View, path: str, split: frozenset[int]) -> Found:
+    def _in_place(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         old, node = facts.nodes, view.node
         found = []
         if view.ref is not None:
@@ -573,7 +460,7 @@ class _Proof:
                 found.append(_unjudged(keyword, path, why))
         return found
 
-    def _any_of(self, facts: _Facts, view: View, path: str, split: frozenset[int]) -> Found:
+    def _any_of(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         reasons = []
         for index, contents in enumerate(view.any_of):
             at = f"{path}/anyOf/{index}"
@@ -585,7 +472,7 @@ class _Proof:
         told = "no alternative accepts all that the writer writes"
         return [_found("sum_type_narrowed", f"{path}/anyOf", told)]
 
-    def _one_of(self, facts: _Facts, view: View, path: str, split: frozenset[int]) -> Found:
+    def _one_of(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         nodes = [view.node.sub(contents) for contents in view.one_of]
         reasons = []
         accepted = False
@@ -606,12 +493,12 @@ class _Proof:
         told = "no alternative accepts all that the writer writes"
         return [_found("sum_type_narrowed", f"{path}/oneOf", told)]
 
-    def _excluded(self, facts: _Facts, other: Node, split: frozenset[int]) -> bool:
-        """Whether no value of the old schemas is one of another schema."""
+    def _excluded(self, facts: Facts, other: Node, split: frozenset[int]) -> bool:
+        """True if no value of the old schemas is one of another schema."""
         return self._empty(self._facts((*facts.nodes, other)), split)
 
-    def _empty(self, facts: _Facts, split: frozenset[int]) -> bool:
-        """Whether it can be shown that the schemas have no value in common."""
+    def _empty(self, facts: Facts, split: frozenset[int]) -> bool:
+        """True if it can be shown that the schemas have no value in common."""
         self._step()
         if facts.never:
             return True
@@ -666,7 +553,7 @@ class _Proof:
             known = self._views[key] = view_of(node)
         return known
 
-    def _facts(self, nodes: Nodes) -> _Facts:
+    def _facts(self, nodes: Nodes) -> Facts:
         """The schemas with all that they refer to and consist of, each once."""
         views: list[View] = []
         seen: set[int] = set()
@@ -682,10 +569,10 @@ class _Proof:
             if view.ref is not None:
                 left.append(view.ref)
             left += [view.node.sub(contents) for contents in view.all_of]
-        return _Facts(nodes, views, self._synthetic)
+        return Facts(nodes, views, self._synthetic)
 
     def _same(self, one: Node, other: Node) -> bool:
-        """Whether two schemas are written alike, and mean the same by their references."""
+        """True if two schemas are written alike, and mean the same by their references."""
         pending, seen = [(one, other)], set()
         while pending:
             one, other = pending.pop()
@@ -723,7 +610,7 @@ _ANNOTATIONS = frozenset(
         *("writeOnly", "$schema", "$id", "id", "$defs", "definitions"),
     }
 )
-"""What says nothing about values, at the top of a schema."""
+"""Keywords that say nothing about values, at the top of a schema."""
 
 
 def _without_annotations(contents: Contents) -> Contents:
@@ -754,7 +641,7 @@ def _has_alternatives(view: View) -> bool:
     return bool(view.any_of or view.one_of or view.condition or view.negated is not None)
 
 
-def _crossed(lower: tuple[Fraction, bool] | None, upper: tuple[Fraction, bool] | None) -> bool:
+def _crossed(lower: Bound | None, upper: Bound | None) -> bool:
     if lower is None or upper is None:
         return False
     return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or upper[1]))
@@ -769,7 +656,7 @@ def _unjudged(keyword: str, path: str, why: str) -> Incompatibility:
     return Incompatibility("cannot_be_judged", f"{path}/{keyword}", told)
 
 
-def _bound(word: str, bound: tuple[Fraction, bool]) -> str:
+def _bound(word: str, bound: Bound) -> str:
     number, excluded = bound
     return f"{word} {float(number):g}" if excluded else f"{float(number):g}, or {word}"
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from rayq.registry.formats.json_schema import Contents, Node
 
@@ -22,6 +22,8 @@ _IN_PLACE = frozenset(
 ALL_TYPES = frozenset({"null", "boolean", "object", "array", "string", "int", "whole", "fraction"})
 """Types that have no value in common. "int" and "whole" are 1 and 1.0, which only draft 4 tells
 apart; a "fraction" is any other number."""
+Bound: TypeAlias = tuple[Fraction, bool]
+"""A number, and whether it is excluded itself."""
 NUMBERS = frozenset({"int", "whole", "fraction"})
 
 
@@ -44,9 +46,8 @@ class View:
     types: frozenset[str] = ALL_TYPES
     values: list[Any] | None = None
     """`enum` or `const`."""
-    minimum: tuple[Fraction, bool] | None = None
-    """The number, and whether it is excluded itself."""
-    maximum: tuple[Fraction, bool] | None = None
+    minimum: Bound | None = None
+    maximum: Bound | None = None
     multiple_of: Fraction | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     """`minLength`, `maxItems` and their kin."""
@@ -189,7 +190,7 @@ def _read_objects(view: View, known: Mapping[str, Any]) -> None:
 
 
 def matches(pattern: str, name: str) -> bool | None:
-    """Whether a name matches a pattern of `patternProperties`; None if Python cannot tell, since
+    """True if a name matches a pattern of `patternProperties`; None if Python cannot tell, since
     the pattern is one of JavaScript only."""
     try:
         return re.search(pattern, name) is not None

@@ -67,7 +67,7 @@ class _Types:
         return full.removeprefix(f".{package}.") if package else full[1:]
 
     def is_local(self, full: str) -> bool:
-        """Whether the message is in the file itself."""
+        """True if the message is in the file itself."""
         return self.files[full] is self.file
 
     def map_entry(self, field: Any) -> Any:

@@ -351,7 +351,7 @@ def _type_name(node: Node) -> str:
 
 
 def _fits(value: Any, node: Node, types: dict[str, Node]) -> bool:
-    """Whether a default is a value of a type, in the JSON that the specification has for defaults.
+    """True if a default is a value of a type, in the JSON that the specification has for defaults.
     That of a union is a value of any of its branches."""
     if isinstance(node, list):
         return any(_fits(value, branch, types) for branch in node)

@@ -37,7 +37,7 @@ class Draft:
 
     @property
     def ref_stands_alone(self) -> bool:
-        """Whether the keywords beside a `$ref` mean nothing."""
+        """True if the keywords beside a `$ref` mean nothing."""
         return self.number <= 7
 
 
@@ -94,7 +94,7 @@ class Node:
         return Node(resolved.contents, resolved.resolver, draft)
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is valid by this schema."""
+        """True if a value is valid by this schema."""
         # The validator could make a resolver only for a whole document, and this may be a part.
         validator = self.draft.validator(self.contents, _resolver=self.resolver)
         return bool(validator.is_valid(value))

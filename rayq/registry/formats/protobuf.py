@@ -42,7 +42,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+=*\s*")
 _IMPORT_PATH = re.compile(r"[^/\\\x00-\x1f]+(/[^/\\\x00-\x1f]+)*")
 _PROTOC_MESSAGES_MAX = 2000
 _LOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:")
-"""What protoc's log prints, such as a warning that a file names no syntax."""
+"""A line of protoc's log, such as a warning that a file names no syntax."""
 
 
 def canonical_protobuf(resolved: ResolvedSchema, *, normalize: bool) -> str:
@@ -143,7 +143,7 @@ def _decoded(text: str, subject: str) -> Any:
 
 
 def _run_protoc(*arguments: str) -> str | None:
-    """What protoc says where it fails; None where it does not. It prints to file descriptor 2,
+    """The output of protoc where it fails; None where it does not. It prints to file descriptor 2,
     which is somewhere else meanwhile."""
     sys.stderr.flush()
     printed_before = os.dup(2)
