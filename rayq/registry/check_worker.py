@@ -30,9 +30,9 @@ from rayq.registry.checks import canonical_schema, incompatibilities, written
 
 MEMORY_BYTES_MAX = 4 * 1024**3
 """The address space, of which the libraries take about 1 GiB."""
-RECURSION_MAX = 20_000
-"""Frames of Python. Limits of nesting are met long before, wherever they are: a schema is accepted
-or refused in this process as in any other."""
+RECURSION_MAX = 6_000
+"""Frames of Python: enough for schemas that are nested as deep as `strict_json.py` lets them be,
+and no more than the stack of this process has room for."""
 
 
 def main() -> None:

@@ -61,7 +61,8 @@ class Facts:
         return None
 
     def accept(self, value: Any) -> bool:
-        return all(node.accepts(value) for node in self.nodes)
+        """True if the schemas accept a value, or nobody can tell."""
+        return all(node.accepts(value) is not False for node in self.nodes)
 
     def minimum(self) -> Bound | None:
         return max((view.minimum for view in self.views if view.minimum), default=None)

@@ -194,14 +194,15 @@ class _Proof:
     def _values_included(self, facts: Facts, values: list[Any], new: Node, path: str) -> Found:
         for value in values:
             self._step()
-            if facts.accept(value) and not new.accepts(value):
-                return [
-                    _found(
-                        "enum_array_narrowed" if self._view(new).values else "value_refused",
-                        path,
-                        f"the reader does not accept {value!r:.100}",
-                    )
-                ]
+            accepted = new.accepts(value)
+            if accepted or not facts.accept(value):
+                continue
+            told = f"the reader does not accept {value!r:.100}"
+            if accepted is None:
+                told = f"nobody can tell if the reader accepts {value!r:.100}"
+                return [_found("cannot_be_judged", path, told)]
+            kind = "enum_array_narrowed" if self._view(new).values else "value_refused"
+            return [_found(kind, path, told)]
         return []
 
     def _numbers(self, facts: Facts, view: View, path: str) -> Found:
@@ -222,7 +223,7 @@ class _Proof:
             if "fraction" not in facts.types:
                 known.append(Fraction(1))
             if not any(divisor % view.multiple_of == 0 for divisor in known):
-                told = f"numbers have to be multiples of {float(view.multiple_of):g}"
+                told = f"numbers have to be multiples of {_shown(view.multiple_of)}"
                 found.append(_found("multiple_of_changed", f"{path}/multipleOf", told))
         return found
 
@@ -658,7 +659,11 @@ def _unjudged(keyword: str, path: str, why: str) -> Incompatibility:
 
 def _bound(word: str, bound: Bound) -> str:
     number, excluded = bound
-    return f"{word} {float(number):g}" if excluded else f"{float(number):g}, or {word}"
+    return f"{word} {_shown(number)}" if excluded else f"{_shown(number)}, or {word}"
+
+
+def _shown(number: Fraction) -> str:
+    return f"{number.numerator:,}" if number.denominator == 1 else f"{float(number):g}"
 
 
 def _snake(keyword: str) -> str:

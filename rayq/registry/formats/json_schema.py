@@ -7,6 +7,7 @@ a `$ref` leads to is in the schema itself, in one of its references, or it is re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -93,11 +94,15 @@ class Node:
         draft = draft_of(resolved.contents, self.draft)
         return Node(resolved.contents, resolved.resolver, draft)
 
-    def accepts(self, value: Any) -> bool:
-        """True if a value is valid by this schema."""
+    def accepts(self, value: Any) -> bool | None:
+        """True if a value is valid by this schema; None if the validator cannot tell: a pattern is
+        one of JavaScript only, a number too large, or a reference leads back to itself."""
         # The validator could make a resolver only for a whole document, and this may be a part.
         validator = self.draft.validator(self.contents, _resolver=self.resolver)
-        return bool(validator.is_valid(value))
+        try:
+            return bool(validator.is_valid(value))
+        except (re.error, OverflowError, RecursionError):
+            return None
 
 
 def canonical_json_schema(resolved: ResolvedSchema, *, normalize: bool) -> str:

@@ -428,7 +428,7 @@ def accepted_is_read(data: st.DataObject) -> None:
         fastavro.schemaless_reader(stream, written_by, read_by)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_what_is_accepted_is_read_by_fastavro(data: st.DataObject) -> None:
     accepted_is_read(data)
@@ -441,7 +441,7 @@ def test_much_that_is_accepted_is_read_by_fastavro(data: st.DataObject) -> None:
     accepted_is_read(data)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(types())
 def test_texts_stay_what_they_are(node: Any) -> None:
     """Canonical text is its own canonical text, and the normalized one means the same."""

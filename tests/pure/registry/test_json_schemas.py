@@ -546,6 +546,31 @@ def test_what_cannot_be_judged_is_refused_by_its_keyword(keyword: str) -> None:
     assert f"the keyword {keyword} cannot be judged here" in str(found)
 
 
+HUGE = int("9" * 900)
+LOOP = {"definitions": {"a": {"allOf": [{"$ref": "#/definitions/a"}]}}, "$ref": "#/definitions/a"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**STRING, "pattern": r"^\p{L}"},
+        {"pattern": "("},
+        {"patternProperties": {"(": {}}},
+        {"multipleOf": HUGE},
+        {"multipleOf": 0.5},
+        {"maximum": HUGE, "minimum": -HUGE},
+        {"maxLength": HUGE},
+        LOOP,
+    ],
+)
+@pytest.mark.parametrize("other", [{"enum": ["a", {"b": 1}, HUGE, 0.1]}, {}, STRING, NUMBER, LOOP])
+def test_what_no_validator_can_tell_is_told_by_none(schema: Any, other: Any) -> None:
+    """No check fails, whatever the answer."""
+    misfits(JSON, json.dumps(schema), json.dumps(other), "FULL")
+    excluding = {"not": schema, "definitions": schema.get("definitions", {})}
+    misfits(JSON, json.dumps(excluding), json.dumps(other), "FULL")
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
