@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from rayq.errors import IncompatibleSchemaError
+from rayq.errors import IncompatibleSchemaError, InvalidSchemaError
 from rayq.registry.compatibility.avro import avro_incompatibilities
 from rayq.registry.compatibility.incompatibility import Incompatibility
 from rayq.registry.compatibility.json_schema import json_schema_incompatibilities
@@ -102,8 +102,10 @@ def incompatibilities(
     """Reasons why a new schema does not fit earlier versions of its subject, at most `REASONS_MAX`,
     those of the latest version first. An empty list: it fits.
 
-    A schema never fits one of another type, except at level NONE. Raises InvalidSchemaError where a
-    schema cannot be read.
+    A schema never fits one of another type, except at level NONE.
+
+    Raises InvalidSchemaError where the new schema cannot be read, or an earlier one: it may have
+    been imported from a registry that looks at less.
     """
     check_size(new.schema)
     if level is CompatibilityLevel.NONE:
@@ -112,15 +114,30 @@ def incompatibilities(
     alive.sort(key=lambda version: version.version, reverse=True)
     found: list[VersionIncompatibility] = []
     for earlier in alive if level.transitive else alive[:1]:
-        if level.backward:
-            reasons = _reasons(new, earlier.resolved)
-            found += [VersionIncompatibility(earlier.version, "BACKWARD", why) for why in reasons]
-        if level.forward:
-            reasons = _reasons(earlier.resolved, new)
-            found += [VersionIncompatibility(earlier.version, "FORWARD", why) for why in reasons]
+        try:
+            found += _misfits(new, earlier, level)
+        except InvalidSchemaError as error:
+            canonical_schema(new)  # raises its own error, if it is the new schema's
+            raise InvalidSchemaError(
+                f"Version {earlier.version}, which the schema has to fit, cannot be read: {error}"
+                " Delete that version, or set the level of the subject to NONE."
+            ) from error
         if len(found) >= REASONS_MAX:
             break
     return found[:REASONS_MAX]
+
+
+def _misfits(
+    new: ResolvedSchema, earlier: SubjectVersion, level: CompatibilityLevel
+) -> list[VersionIncompatibility]:
+    found = []
+    if level.backward:
+        reasons = _reasons(new, earlier.resolved)
+        found += [VersionIncompatibility(earlier.version, "BACKWARD", why) for why in reasons]
+    if level.forward:
+        reasons = _reasons(earlier.resolved, new)
+        found += [VersionIncompatibility(earlier.version, "FORWARD", why) for why in reasons]
+    return found
 
 
 def written(canonical: ResolvedSchema, text_format: str = "") -> str:

@@ -108,13 +108,15 @@ def _compile(text: str, files: dict[str, Any], subject: str) -> list[Any]:
     serialized = _decoded(text, subject) if _BASE64.fullmatch(text) else None
     with tempfile.TemporaryDirectory(prefix="rayq-protoc-") as directory:
         folder = Path(directory)
+        source = folder / "source"  # The schema can import what is in there.
+        source.mkdir()
         if serialized is None:
-            (folder / FILE_NAME).write_text(text, encoding="utf-8", newline="")
+            (source / FILE_NAME).write_text(text, encoding="utf-8", newline="")
         else:
             imports.file.append(serialized)
         (folder / "imports").write_bytes(imports.SerializeToString())
         failure = _run_protoc(
-            f"--proto_path={folder}",
+            f"--proto_path={source}",
             *(f"--proto_path={prefix}={known}" for prefix, known in _ALWAYS_THERE.items()),
             f"--descriptor_set_in={folder / 'imports'}",
             f"--descriptor_set_out={folder / 'compiled'}",
@@ -122,7 +124,7 @@ def _compile(text: str, files: dict[str, Any], subject: str) -> list[Any]:
             FILE_NAME,
         )
         if failure is not None:
-            told = failure.replace(f"{folder}{os.sep}", "").strip()[:_PROTOC_MESSAGES_MAX]
+            told = failure.replace(f"{source}{os.sep}", "").strip()[:_PROTOC_MESSAGES_MAX]
             raise InvalidSchemaError(f"protoc does not allow this {subject}: {told}")
         compiled = descriptor_pb2.FileDescriptorSet.FromString((folder / "compiled").read_bytes())
     return list(compiled.file)

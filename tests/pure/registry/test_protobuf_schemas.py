@@ -453,6 +453,14 @@ def test_options_that_are_not_utf8_are_kept_but_have_no_text() -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["imports", "compiled", "source", "a b.proto", "größe.proto"])
+def test_a_file_of_any_other_name_can_be_imported(name: str) -> None:
+    top = schema_of(
+        PROTOBUF, f'import "{name}"; message M {{ optional N n = 1; }}', references=named(name)
+    )
+    canonical_schema(resolved_with(top, {name: schema_of(PROTOBUF, "message N {}")}))
+
+
 @pytest.mark.parametrize(
     "name", ["../outside.proto", "/etc/passwd", "a//b.proto", "a\\b", "", ".", "a/../b", "x\0y"]
 )

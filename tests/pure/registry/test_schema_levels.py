@@ -106,5 +106,11 @@ def test_no_more_reasons_are_told_than_help() -> None:
 def test_a_new_schema_is_looked_at_whatever_the_level() -> None:
     with pytest.raises(SchemaTooLargeError):
         refused("NONE", alone(AVRO, "x" * 2_000_000))
-    with pytest.raises(InvalidSchemaError):
+    with pytest.raises(InvalidSchemaError, match="^The Avro schema is no JSON"):
         refused("BACKWARD", alone(AVRO, "{"), INT)
+
+
+def test_an_earlier_version_that_cannot_be_read_is_named() -> None:
+    """It came from a registry that looks at less."""
+    with pytest.raises(InvalidSchemaError, match="^Version 2, which .* Delete that version"):
+        refused("BACKWARD", INT, INT, alone(AVRO, '{"type": "int", "type": "int"}'))
