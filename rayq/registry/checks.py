@@ -119,8 +119,8 @@ def incompatibilities(
         except InvalidSchemaError as error:
             canonical_schema(new)  # raises its own error, if it is the new schema's
             raise InvalidSchemaError(
-                f"Version {earlier.version}, which the schema has to fit, cannot be read: {error}"
-                " Delete that version, or set the level of the subject to NONE."
+                f"Version {earlier.version}, which the schema has to fit, cannot be compared with"
+                f" it: {error} Delete that version, or set the level of the subject to NONE."
             ) from error
         if len(found) >= REASONS_MAX:
             break

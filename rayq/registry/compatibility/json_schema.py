@@ -9,6 +9,7 @@ content are annotations, which no validator of rayq looks at.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -31,13 +32,17 @@ from rayq.registry.strict_json import compact_json
 STEPS_MAX = 20_000
 """Pairs of subschemas that a proof looks at, which takes about 3 s."""
 Found: TypeAlias = list[Incompatibility]
+_Pair: TypeAlias = tuple[frozenset[tuple[int, int]], tuple[int, int], frozenset[int]]
+"""Old schemas, a new one, and which alternatives are chosen; schemas by `_identity`."""
+_NOTHING = sys.maxsize
 
 
 def json_schema_incompatibilities(reader: ResolvedSchema, writer: ResolvedSchema) -> Found:
     """Reasons why `reader` does not accept all that `writer` accepts. Raises InvalidSchemaError."""
     proof = _Proof()
     try:
-        return proof.included((parse_json_schema(writer),), parse_json_schema(reader), "#")
+        found = proof.included((parse_json_schema(writer),), parse_json_schema(reader), "#")
+        return list(dict.fromkeys(found))
     except RecursionError as error:
         raise InvalidSchemaError(
             "The JSON Schemas are nested too deeply to be compared. Make them flatter."
@@ -63,10 +68,15 @@ class _Proof:
         self._views: dict[tuple[int, int], View] = {}
         self._texts: dict[int, tuple[Any, str]] = {}
         self._synthetic = Synthetic()
-        self._assumed: dict[tuple[Any, ...], int] = {}
-        """Pairs that are being proved, with the depth within the value at which they are: a pair
-        that comes again deeper is proved by induction."""
         self._depth = 0
+        """The depth within the value that the proof speaks of now."""
+        self._assumed: dict[_Pair, tuple[int, int]] = {}
+        """Pairs that are being proved, outermost first: the depth and the place of each. A pair
+        that comes again deeper is proved by induction."""
+        self._leans_on = _NOTHING
+        """The outermost of these that the present proof has made use of."""
+        self._known: dict[_Pair, Found] = {}
+        """The outcomes that made use of no pair that is not proved itself."""
 
     def included(
         self, old: Nodes, new: Node, path: str, split: frozenset[int] = frozenset()
@@ -91,16 +101,25 @@ class _Proof:
             if self._empty(facts, split):
                 return []
             return [_found("schema_is_false", path, "the reader accepts nothing here")]
-        key = (frozenset(id(known.node.contents) for known in facts.views), id(new.contents), split)
-        if key in self._assumed:
-            if self._assumed[key] < self._depth:
+        pair = (frozenset(_identity(known.node) for known in facts.views), _identity(new), split)
+        if pair in self._known:
+            return self._known[pair]
+        if pair in self._assumed:
+            depth, place = self._assumed[pair]
+            self._leans_on = min(self._leans_on, place)
+            if depth < self._depth:
                 return []
             return [_unjudged("$ref", path, "it leads back to itself")]
-        self._assumed[key] = self._depth
-        try:
-            return self._proved(facts, view, path, split)
-        finally:
-            del self._assumed[key]
+        place = len(self._assumed)
+        leant_on, self._leans_on = self._leans_on, _NOTHING
+        self._assumed[pair] = (self._depth, place)
+        found = self._proved(facts, view, path, split)
+        del self._assumed[pair]
+        if self._leans_on >= place:
+            self._known[pair] = found
+            self._leans_on = _NOTHING
+        self._leans_on = min(self._leans_on, leant_on)
+        return found
 
     def _proved(self, facts: Facts, view: View, path: str, split: frozenset[int]) -> Found:
         found: Found = []
@@ -636,6 +655,10 @@ def _references(contents: Any) -> list[str] | None:
         elif isinstance(value, list):
             left += value
     return references
+
+
+def _identity(node: Node) -> tuple[int, int]:
+    return id(node.contents), node.draft.number
 
 
 def _has_alternatives(view: View) -> bool:

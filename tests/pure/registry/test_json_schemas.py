@@ -622,6 +622,25 @@ def test_ten_thousand_nested_schemas_are_refused() -> None:
             text_of(JSON, nested(depth))
 
 
+def test_schemas_that_are_used_in_many_places_are_compared_once() -> None:
+    """Else each level would make the proof several times as long."""
+
+    def levels(value: Any) -> dict[str, Any]:
+        definitions = {"0": record("value", value=value)}
+        for level in range(1, 15):
+            inner = {"$ref": f"#/definitions/{level - 1}"}
+            definitions[str(level)] = record(
+                one={"anyOf": [inner, {"type": "null"}]},
+                many={"type": "array", "items": inner},
+                by_name={"type": "object", "additionalProperties": inner},
+            )
+        return {"$ref": "#/definitions/14", "definitions": definitions}
+
+    assert misfits(JSON, levels(NUMBER), levels(INTEGER)) == []
+    assert misfits(JSON, levels(INTEGER), levels(NUMBER)) != []
+    assert "too_complex" not in misfits(JSON, levels(INTEGER), levels(NUMBER))
+
+
 def test_a_proof_that_would_take_forever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many alternatives on one side against each on the other, on every level."""
 
@@ -644,12 +663,14 @@ NAMES = st.sampled_from(["a", "b", "c"])
 @st.composite
 def schemas(draw: st.DrawFn, depth: int = 2) -> Any:
     """Schemas of draft 7 over few names and values, so that two of them often meet."""
-    leaves = ["string", "number", "integer", "boolean", "null", "enum", "any"]
+    leaves = ["string", "number", "integer", "boolean", "null", "enum", "any", "ref", "ref"]
     branches = ["object"] * 3 + ["array", "tuple", "anyOf", "oneOf", "allOf", "not", "types", "if"]
     kind = draw(st.sampled_from(leaves + branches if depth > 0 else leaves))
     inner = schemas(depth=depth - 1)
     small = st.integers(0, 3)
     schema: dict[str, Any] = {"type": kind}
+    if kind == "ref":
+        return {"$ref": draw(st.sampled_from(["#/definitions/d", "#/definitions/e"]))}
     if kind == "any":
         return draw(st.sampled_from([{}, True, False, {"maxLength": 2}, {"minimum": 1}]))
     if kind == "enum":
@@ -754,6 +775,19 @@ def evolved(draw: st.DrawFn, schema: Any) -> Any:
     return changed
 
 
+@st.composite
+def definitions(draw: st.DrawFn) -> dict[str, Any]:
+    """Two objects, which may refer to themselves and to each other."""
+    return {
+        name: {
+            "type": "object",
+            "properties": draw(st.dictionaries(NAMES, schemas(depth=1), max_size=2)),
+            "additionalProperties": draw(st.booleans()),
+        }
+        for name in "de"
+    }
+
+
 def in_draft(schema: Any, draft: int) -> Any:
     """A schema of draft 7 in the words of another draft."""
     if not isinstance(schema, dict) or draft <= 7:
@@ -794,17 +828,25 @@ ANY = st.one_of(
 )
 
 
-def values(schema: Any) -> st.SearchStrategy[Any]:
+def values(schema: Any, defined: dict[str, Any], refs_left: int = 3) -> st.SearchStrategy[Any]:
     """Values of which many are valid by a schema."""
+
+    def within(inner: Any) -> st.SearchStrategy[Any]:
+        return values(inner, defined, refs_left)
+
     if not isinstance(schema, dict):
         return ANY
+    if "$ref" in schema:
+        if not refs_left:
+            return ANY
+        return values(defined[schema["$ref"][-1]], defined, refs_left - 1)
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     for keyword in ("anyOf", "oneOf", "allOf"):
         if keyword in schema:
-            return st.one_of([values(inner) for inner in schema[keyword]])
+            return st.one_of([within(inner) for inner in schema[keyword]])
     if "if" in schema:
-        return st.one_of(values(schema["then"]), values(schema["else"]), values(schema["if"]))
+        return st.one_of(within(schema["then"]), within(schema["else"]), within(schema["if"]))
     match schema.get("type"):
         case "string":
             return st.text("xyab", min_size=schema.get("minLength", 0), max_size=6)
@@ -813,14 +855,14 @@ def values(schema: Any) -> st.SearchStrategy[Any]:
         case "integer":
             return st.integers(-2, 20) | st.sampled_from([1.0, 2.0])
         case "object":
-            given_by = {name: values(inner) for name, inner in schema["properties"].items()}
+            given_by = {name: within(inner) for name, inner in schema["properties"].items()}
             for name in "abcd":
-                given_by.setdefault(name, values(schema.get("additionalProperties", True)))
+                given_by.setdefault(name, within(schema.get("additionalProperties", True)))
             required = {name: given_by.pop(name) for name in schema.get("required", ())}
             return st.fixed_dictionaries(required, optional=given_by)
         case "array" if isinstance(schema["items"], list):
-            first = [values(inner) for inner in schema["items"]]
-            rest = values(schema["additionalItems"])
+            first = [within(inner) for inner in schema["items"]]
+            rest = within(schema["additionalItems"])
             return st.builds(
                 lambda some, more, count: [*some, *more][:count],
                 st.tuples(*first),
@@ -828,7 +870,7 @@ def values(schema: Any) -> st.SearchStrategy[Any]:
                 st.integers(0, 4),
             )
         case "array":
-            return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=4)
+            return st.lists(within(schema["items"]), min_size=schema.get("minItems", 0), max_size=4)
     return ANY
 
 
@@ -836,23 +878,30 @@ def accepted_is_valid(data: st.DataObject) -> None:
     earlier = data.draw(schemas())
     new = data.draw(st.one_of(evolved(earlier), evolved(earlier), schemas()))
     draft = data.draw(st.sampled_from([6, 7, 2019, 2020]))
+    defined = data.draw(definitions())
+    evolved_definitions = {name: data.draw(evolved(inner)) for name, inner in defined.items()}
     texts = [
         json.dumps(
-            {"$schema": DRAFTS[draft], **in_draft(schema, draft)}
-            if isinstance(schema, dict)
-            else schema
+            {
+                "$schema": DRAFTS[draft],
+                "definitions": {n: in_draft(k, draft) for n, k in known.items()},
+                "allOf": [in_draft(schema, draft)],
+            }
         )
-        for schema in (new, earlier)
+        for schema, known in ((new, evolved_definitions), (earlier, defined))
     ]
     fits = misfits(JSON, *texts) == []
     event(f"fits: {fits}")
     if not fits:
         return
     new_validator, earlier_validator = (VALIDATORS[draft](json.loads(text)) for text in texts)
-    for value in data.draw(st.lists(values(earlier), max_size=6)):
-        if earlier_validator.is_valid(value):
-            event("a value is valid")
-            assert new_validator.is_valid(value), (value, texts)
+    for value in data.draw(st.lists(values(earlier, defined), max_size=6)):
+        try:
+            valid = [earlier_validator.is_valid(value), new_validator.is_valid(value)]
+        except RecursionError:  # A reference that leads straight back to itself has no meaning.
+            continue
+        event(f"valid: {valid}")
+        assert valid != [True, False], (value, texts)
 
 
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
@@ -874,6 +923,6 @@ def test_much_that_is_accepted_is_valid(data: st.DataObject) -> None:
 @settings(max_examples=60, suppress_health_check=QUIET)
 @given(schemas())
 def test_a_schema_fits_itself(schema: Any) -> None:
-    text = json.dumps(schema)
+    text = json.dumps({"allOf": [schema], "definitions": {"d": A, "e": B}})
     assert misfits(JSON, text, text, "FULL") == []
     assert text_of(JSON, text_of(JSON, text)) == text_of(JSON, text)
