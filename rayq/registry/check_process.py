@@ -16,7 +16,13 @@ from typing import TypeVar
 
 import msgspec
 
-from rayq.errors import ClosedError, RayqError, SchemaCheckTimeoutError, from_wire
+from rayq.errors import (
+    ClosedError,
+    InvalidSchemaError,
+    RayqError,
+    SchemaCheckTimeoutError,
+    from_wire,
+)
 from rayq.registry.check_requests import (
     LENGTH_BYTES,
     READY,
@@ -94,9 +100,10 @@ class CheckPool:
         await self.close()
 
     async def _run(self, check: Check, result_type: type[T]) -> T:
+        question = _encoded(check)
         process = await self._idle.get()
         try:
-            reply = await process.run(check)
+            reply = await process.run(question)
         finally:
             self._idle.put_nowait(process)
         if reply.failure is not None:
@@ -112,13 +119,13 @@ class _CheckProcess:
         self._seconds_max = seconds_max
         self._process: asyncio.subprocess.Process | None = None
 
-    async def run(self, check: Check) -> Reply:
+    async def run(self, question: bytes) -> Reply:
         """The answer to a check. One process may have died of something else, before or meanwhile,
         so that only a second one says that this check kills."""
         try:
-            reply = await self._run_once(check)
+            reply = await self._run_once(question)
             if reply is None:
-                reply = await self._run_once(check)
+                reply = await self._run_once(question)
         except BaseException:
             # Also where the caller was cancelled: what the process does is not wanted any more,
             # and its answer must not be taken for that to the next question.
@@ -131,14 +138,14 @@ class _CheckProcess:
             )
         return reply
 
-    async def _run_once(self, check: Check) -> Reply | None:
+    async def _run_once(self, question: bytes) -> Reply | None:
         """The answer; None if the process died."""
         self._refuse_if_closed()
         process = await self._started()
         self._refuse_if_closed()  # It may have happened meanwhile.
         try:
             async with asyncio.timeout(self._seconds_max):
-                return await _ask(process, check)
+                return await _ask(process, question)
         except TimeoutError as error:
             raise SchemaCheckTimeoutError(
                 f"Checking the schema took more than {self._seconds_max:g} s, so it was given up."
@@ -197,9 +204,18 @@ class _CheckProcess:
         return self._process
 
 
-async def _ask(process: asyncio.subprocess.Process, check: Check) -> Reply:
+def _encoded(check: Check) -> bytes:
+    try:
+        return msgspec.msgpack.encode(check)
+    except (OverflowError, RecursionError, UnicodeEncodeError) as error:
+        raise InvalidSchemaError(
+            f"The schema, its metadata or its rules cannot be kept: {error}. Use text in Unicode,"
+            " integers of 64 bits, and objects that are not nested deeply."
+        ) from error
+
+
+async def _ask(process: asyncio.subprocess.Process, question: bytes) -> Reply:
     assert process.stdin is not None and process.stdout is not None
-    question = msgspec.msgpack.encode(check)
     process.stdin.write(len(question).to_bytes(LENGTH_BYTES) + question)
     await process.stdin.drain()
     length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES))

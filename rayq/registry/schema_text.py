@@ -103,7 +103,8 @@ def content_of(schema: SchemaText) -> bytes:
     none). Keys are sorted by code point, there is no white space, and no character is escaped that
     need not be. The text has to be the canonical one, else spelling makes a difference.
 
-    Raises InvalidSchemaError where a string is no text, such as half of a surrogate pair.
+    Raises InvalidSchemaError where a string is no text, such as half of a surrogate pair, and where
+    metadata or rules are no JSON or nested too deeply.
     """
     references = [
         [reference.name, reference.subject, reference.version] for reference in schema.references
@@ -115,7 +116,14 @@ def content_of(schema: SchemaText) -> bytes:
         schema.metadata or None,
         schema.rule_set or None,
     ]
-    return encoded_text(compact_json(content, sort_keys=True), "The schema")
+    try:
+        text = compact_json(content, sort_keys=True)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchemaError(
+            f"The schema's metadata or rules cannot be kept: {error}. Make them JSON with finite"
+            " numbers, and not nested deeply."
+        ) from error
+    return encoded_text(text, "The schema")
 
 
 def guid_of(schema: SchemaText) -> str:
@@ -153,12 +161,7 @@ def check_size(schema: SchemaText) -> None:
             f"The schema has {counted(len(schema.references), 'reference')}, and {REFERENCES_MAX:,}"
             " are allowed. Refer to fewer schemas."
         )
-    try:
-        beside_bytes = len(content_of(schema)) - text_bytes
-    except RecursionError as error:
-        raise InvalidSchemaError(
-            "The schema's metadata or rules are nested too deeply. Make them flatter."
-        ) from error
+    beside_bytes = len(content_of(schema)) - text_bytes
     # The text itself is escaped in there, which makes it six times as long at most.
     if beside_bytes > 6 * text_bytes + TEXT_BYTES_MAX:
         raise SchemaTooLargeError(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -214,6 +215,13 @@ def nested_records(depth: int) -> str:
     return opening + '"int"' + "}]}" * depth
 
 
+def nested_metadata(depth: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(depth):
+        metadata = {"a": metadata}
+    return metadata
+
+
 def test_bad_input_is_refused_and_kills_nobody() -> None:
     bad = [
         (AVRO, '"' + "x" * 2_000_000 + '"', SchemaTooLargeError),
@@ -232,6 +240,12 @@ def test_bad_input_is_refused_and_kills_nobody() -> None:
         for schema_type, text, error in bad:
             with pytest.raises(error):
                 await pool.canonical_schema(resolved(schema_type, text))
+        for metadata in ({"a": 1 << 70}, {"a": "\ud800"}, nested_metadata(100_000)):
+            schema = SchemaText(type=AVRO, text='"string"', metadata=metadata)
+            with pytest.raises(InvalidSchemaError):
+                await pool.canonical_schema(ResolvedSchema(schema=schema))
+        with pytest.raises(InvalidSchemaError, match="cannot be kept"):
+            await pool.canonical_schema(resolved(AVRO, '"\udfff"'))
         assert children() == [process]
 
     with_pool(check)

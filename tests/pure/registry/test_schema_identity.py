@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from rayq.registry.schema_text import (
     guid_of,
     schema_type_of,
 )
-from tests.pure.registry.support import AVRO, JSON, guid, schema_of
+from tests.pure.registry.support import AVRO, JSON, guid
 
 
 def test_a_guid_is_the_beginning_of_a_sha256_of_the_content() -> None:
@@ -59,7 +60,6 @@ def test_metadata_and_rules_are_kept_whole() -> None:
     """Members that this version does not know, too: what clients run, the registry returns."""
     metadata = {"tags": {"**.ssn": ["PII"]}, "newInTenYears": [1, {"a": None}]}
     rules = {"domainRules": [{"name": "r", "kind": "CONDITION", "params": {"x": "y"}}]}
-    schema = schema_of(AVRO, "string", metadata=metadata, rule_set=rules)
     schema = SchemaText(type=AVRO, text='"string"', metadata=metadata, rule_set=rules)
     canonical = canonical_schema(ResolvedSchema(schema=schema)).schema
     assert canonical.metadata == metadata and canonical.rule_set == rules
@@ -109,6 +109,19 @@ def test_the_limit_counts_bytes_not_characters() -> None:
 def test_metadata_has_a_limit_of_its_own() -> None:
     with pytest.raises(SchemaTooLargeError, match="metadata"):
         check_size(SchemaText(type=AVRO, text="1", metadata={"a": "x" * 2_000_000}))
+
+
+def test_metadata_that_is_no_json_is_refused() -> None:
+    for metadata in ({"a": float("nan")}, nested(100_000)):
+        with pytest.raises(InvalidSchemaError, match="metadata or rules cannot be kept"):
+            guid_of(SchemaText(type=AVRO, text="1", metadata=metadata))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(depth):
+        metadata = {"a": metadata}
+    return metadata
 
 
 def test_what_is_not_unicode_is_refused() -> None:
