@@ -435,7 +435,7 @@ def test_what_is_accepted_is_read_by_fastavro(data: st.DataObject) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=3_000)
+@settings(max_examples=2_000)
 @given(st.data())
 def test_much_that_is_accepted_is_read_by_fastavro(data: st.DataObject) -> None:
     accepted_is_read(data)

@@ -914,7 +914,7 @@ def test_what_is_accepted_is_valid(data: st.DataObject) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=5_000, suppress_health_check=QUIET)
+@settings(max_examples=3_000, suppress_health_check=QUIET)
 @given(st.data())
 def test_much_that_is_accepted_is_valid(data: st.DataObject) -> None:
     accepted_is_valid(data)

@@ -581,7 +581,7 @@ def test_what_is_accepted_is_read(data: st.DataObject) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=3_000)
+@settings(max_examples=1_500)
 @given(st.data())
 def test_much_that_is_accepted_is_read(data: st.DataObject) -> None:
     accepted_is_read(data)
