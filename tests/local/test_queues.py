@@ -362,7 +362,7 @@ def test_a_record_that_no_function_takes_is_a_dead_letter_at_once(
     queue.work(stop_when_idle_s=0.5)
     with cluster.queue(f"{queue.name}.dead") as dead:
         for letter in take_all(dead, 4):
-            assert b"no call of double" in dict(letter.headers)["rayq.error"]
+            assert b"not a call of double" in dict(letter.headers)["rayq.error"]
             letter.ack()
 
 

@@ -37,11 +37,13 @@ def test_all_brokers_and_the_controller_are_restarted_one_by_one_and_no_write_fa
     assert load.longest_pause_s < 15
 
 
+@pytest.mark.thorough
 def test_a_broker_that_does_not_exist_is_named(cluster: Cluster) -> None:
     with pytest.raises(UnknownBrokerError, match="no broker 9"):
         cluster.restart_broker(9)
 
 
+@pytest.mark.thorough
 def test_a_start_where_no_node_may_have_brokers_says_so(ray_here: None, tmp_path: Path) -> None:
     with pytest.raises(RayqError, match="Ray has 0 that offer the resource 'nobody_has_it'"):
         rayq.start(str(tmp_path), name="nowhere", broker_resource="nobody_has_it")

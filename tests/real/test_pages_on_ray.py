@@ -67,6 +67,7 @@ def reader(rayq: Rayq, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
     rayq.well("stop")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_the_readme_says_of_ray_data_and_prometheus_runs_after_rayq_start(reader: Reader) -> None:
     (fence,) = (fence for fence in titled(README, ON_RAY) if fence.language != "bash")

@@ -214,6 +214,7 @@ def test_what_expires_after_the_snapshot_is_an_error_or_left_out(
     assert read_topic(taken, fail_on_data_loss=False).count() == 40
 
 
+@pytest.mark.thorough
 def test_records_that_cannot_be_read_are_named_by_the_error_or_skipped(
     ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

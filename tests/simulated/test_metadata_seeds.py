@@ -19,8 +19,9 @@ PLANTED = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_changes_that_are_repeated_are_made_once_and_told_as_they_are() -> None:
-    assert " passed" in passing("--scenario", "metadata", "2:4")
+@pytest.mark.parametrize("seeds", ["3", pytest.param("0:3", marks=pytest.mark.thorough)])
+def test_changes_that_are_repeated_are_made_once_and_told_as_they_are(seeds: str) -> None:
+    assert " passed" in passing("--scenario", "metadata", seeds)
 
 
 @pytest.mark.slow
