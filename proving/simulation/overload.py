@@ -9,6 +9,7 @@ going.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 
 from proving.simulation.charged import ChargedTime, drawn_slowness
@@ -40,6 +41,7 @@ SESSION_MS_MIN = 3000
 LONG_STEP_SHARE = 0.3
 LONG_STEP_S = (2.5, 4.0)
 """In some rounds the controller computes for so long at once, and then judges others."""
+AFTER_A_STEP_S = 0.5
 ELECTIONS_PER_DEATH = 2
 """A partition whose leader dies gets another one, and then its preferred one again."""
 WORK_MAX = 3.0
@@ -66,6 +68,8 @@ class Overload:
         self._charged = charged
         self._rng = cluster.world.new_random("overload")
         self._deaths: Counter[Injection] = Counter()
+        self._silent_until_s: dict[Process, float] = {}
+        """The ends of the long steps of processes."""
         self._elections: Counter[TopicIdPartition] = Counter()
         self._events_per_s: list[float] = []
         """Events of the world in each round."""
@@ -86,6 +90,9 @@ class Overload:
         for _ in range(self._rng.randint(1, ROUNDS_MAX)):
             await self._round()
         await self._faults.heal()
+        # A long step is load as well, and so is what its process does right after it.
+        steps_end_s = max(self._silent_until_s.values(), default=world.now_s)
+        await asyncio.sleep(max(steps_end_s - world.now_s, 0.0) + AFTER_A_STEP_S)
         self._faults.note("the load has gone")
         await cluster.wait_until(
             cluster.is_whole, "all replicas in sync after the load", limit_s=CALM_S
@@ -140,6 +147,7 @@ class Overload:
             ):
                 self._faults.begin(f"{process.name} computes for {seconds:.1f} s at once")
                 cluster.world.loop.block(process, seconds)
+                self._silent_until_s[process] = cluster.world.now_s + seconds
 
     # --- the judge --------------------------------------------------------------------------------
 
@@ -164,8 +172,15 @@ class Overload:
             self._check_election(state, record)
 
     def _check_session(self, record: BrokerFenced) -> None:
-        """The price on the broker's own machine counts: a controller that is late judges nobody."""
+        """The price on the broker's own machine counts: a controller that is late judges nobody. A
+        broker that computed for about a session at once, as the host of a controller that was
+        replaced meanwhile, was silent by itself. Its session may end when the next controller is
+        through with a long step of its own."""
         process = self._cluster.broker_processes[record.broker]
+        session_s = self._cluster.config.session_timeout_ms / 1000
+        silent_until_s = self._silent_until_s.get(process, -math.inf)
+        if self._cluster.world.now_s < silent_until_s + session_s + LONG_STEP_S[1]:
+            return
         broker = self._cluster.broker_of.get(process)
         is_gone = (
             not process.alive or broker is None or incarnation_of(broker) != record.incarnation
