@@ -24,7 +24,7 @@ def bytes_of(size_bytes: int, seed: int = 0) -> bytes:
 
 
 def read(consumer: Consumer) -> list[tuple[int, bytes | None]]:
-    return [(one.offset, one.value) for one in consumer.until_end()]
+    return [(record.offset, record.value) for record in consumer.until_end()]
 
 
 def write_chunks(

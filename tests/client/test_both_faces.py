@@ -190,7 +190,7 @@ def polled(faces: Faces, count: int, **options: Any) -> list[bytes | None]:
     with faces.make("consumer", "t", auto_offset_reset="earliest", **options) as consumer:
         found: list[bytes | None] = []
         while len(found) < count:
-            found += [one.value for one in consumer.poll(0.1)]
+            found += [record.value for record in consumer.poll(0.1)]
         return found
 
 
@@ -258,7 +258,7 @@ def offsets(faces: Faces) -> list[Any]:
         return [
             at,
             nothing,
-            [one.value for one in consumer.until_end()],
+            [record.value for record in consumer.until_end()],
             consumer.lag(),
             consumer.end_offsets([place]),
             consumer.beginning_offsets([place]),

@@ -312,7 +312,7 @@ def test_an_interrupted_poll_loses_nothing(fake: FakeCluster) -> None:
             consumer.poll(timeout_s=60)
         timer.join()
         fake.write("t", [b"v"])
-        assert [one.value for one in consumer.poll(timeout_s=30)] == [b"v"]
+        assert [record.value for record in consumer.poll(timeout_s=30)] == [b"v"]
 
 
 def test_a_client_needs_bootstrap_addresses() -> None:

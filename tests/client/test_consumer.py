@@ -201,7 +201,7 @@ def test_an_answer_from_before_a_seek_is_dropped(fake: FakeCluster, cluster: Clu
         while not fake.asked(Fetch):
             time.sleep(0.001)
         consumer.seek(T0, 15)
-        assert [one.offset for one in read(consumer, 5)] == [15, 16, 17, 18, 19]
+        assert [record.offset for record in read(consumer, 5)] == [15, 16, 17, 18, 19]
         time.sleep(0.25)
         assert consumer.poll(timeout_s=0.05) == []
 
@@ -233,13 +233,13 @@ def test_a_position_below_the_log_start_is_reset(
     fake.delete_before("t", 0, 20)
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         consumer.seek(T0, 5)
-        assert [one.offset for one in read(consumer, 10)] == list(range(20, 30))
+        assert [record.offset for record in read(consumer, 10)] == list(range(20, 30))
         assert consumer.position(T0) == 30
     with cluster.consumer("t", auto_offset_reset="latest") as consumer:
         consumer.seek(T0, 5)
         eventually(lambda: consumer.poll(timeout_s=0.1) == [] and consumer.position(T0) == 30)
         fake.write("t", [b"new"])
-        assert [one.offset for one in read(consumer, 1)] == [30]
+        assert [record.offset for record in read(consumer, 1)] == [30]
 
 
 def test_without_a_reset_policy_a_missing_offset_is_an_error(
@@ -260,7 +260,7 @@ def test_without_a_reset_policy_a_missing_offset_is_an_error(
             with pytest.raises(OffsetOutOfRangeError, match="starts at 10"):
                 consumer.poll(timeout_s)
         consumer.seek(T0, 12)
-        assert [one.offset for one in read(consumer, 8)] == list(range(12, 20))
+        assert [record.offset for record in read(consumer, 8)] == list(range(12, 20))
 
 
 def test_a_position_past_the_end_follows_the_reset_policy(
@@ -270,13 +270,13 @@ def test_a_position_past_the_end_follows_the_reset_policy(
     fake.write("t", numbers(0, 10))
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         consumer.seek(T0, 11)
-        assert [one.offset for one in read(consumer, 10)] == list(range(10))
+        assert [record.offset for record in read(consumer, 10)] == list(range(10))
         assert consumer.position(T0) == 10
     with cluster.consumer("t", auto_offset_reset="latest") as consumer:
         consumer.seek(T0, 1000)
         eventually(lambda: consumer.poll(timeout_s=0.1) == [] and consumer.position(T0) == 10)
         fake.write("t", numbers(10, 11))
-        assert [one.offset for one in read(consumer, 1)] == [10]
+        assert [record.offset for record in read(consumer, 1)] == [10]
     with cluster.consumer("t", auto_offset_reset="none") as consumer:
         consumer.seek(T0, 12)
         with pytest.raises(OffsetOutOfRangeError, match="ends at 11"):
@@ -394,7 +394,7 @@ def test_partitions_added_later_are_read_from_their_beginning(
         fake.add_partitions("t", 2)
         fake.write("t", [b"early"], 1)
         cluster.admin.describe_topic("t")  # stands for the regular refresh
-        assert [one.value for one in read(consumer, 1)] == [b"early"]
+        assert [record.value for record in read(consumer, 1)] == [b"early"]
         assert consumer.assignment() == {T0, T1}
 
 
@@ -463,7 +463,7 @@ def test_a_batch_larger_than_the_bound_still_comes(fake: FakeCluster, cluster: C
     with cluster.consumer(
         "t", auto_offset_reset="earliest", fetch_buffer_bytes=2000, fetch_max_bytes=1000
     ) as consumer:
-        assert [len(one.value or b"") for one in read(consumer, 2)] == [100_000, 5]
+        assert [len(record.value or b"") for record in read(consumer, 2)] == [100_000, 5]
 
 
 # --- bytes that are missing or wrong --------------------------------------------------------------
@@ -477,7 +477,7 @@ def test_gaps_between_offsets_are_legal(fake: FakeCluster, cluster: Cluster) -> 
     fake.replace_batch("t", 1, None)
     fake.replace_batch("t", 2, None)  # now the last batch: the end is emptied
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        assert [one.offset for one in read(consumer, 20)] == [*range(10), *range(20, 30)]
+        assert [record.offset for record in read(consumer, 20)] == [*range(10), *range(20, 30)]
         deadline = time.monotonic() + 30
         while consumer.position(T0) != 50 and time.monotonic() < deadline:
             assert consumer.poll(timeout_s=0.05) == []
@@ -497,7 +497,7 @@ def test_a_wrong_crc_is_reported_to_the_leader_and_read_again(
 
     fake.fault(Fetch, times=2, change=damage)
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        assert [one.value for one in read(consumer, 20)] == numbers(0, 20)
+        assert [record.value for record in read(consumer, 20)] == numbers(0, 20)
     assert [one.offset for one in fake.checked][:1] == [10]
 
 
@@ -539,7 +539,7 @@ def test_reading_follows_the_leader(fake3: FakeCluster) -> None:
     ):
         for turn in range(6):
             fake3.write("t", [str(turn).encode()])
-            assert [one.offset for one in read(consumer, 1)] == [turn]
+            assert [record.offset for record in read(consumer, 1)] == [turn]
             fake3.move_leader("t", 0, 1 + (turn + 1) % 3)
 
 
@@ -602,7 +602,7 @@ def test_a_topic_that_was_created_again_is_read_once_it_is_subscribed_to_again(
         with pytest.raises(UnknownTopicError, match=r"Subscribe or assign again"):
             poll_forever(consumer)
         consumer.subscribe("t")
-        assert [one.value for one in read(consumer, 1)] == [b"new"]
+        assert [record.value for record in read(consumer, 1)] == [b"new"]
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
@@ -612,7 +612,7 @@ def test_a_consumer_goes_on_where_it_was_once_it_may_read_a_topic_again(
     fake.create_topic("t")
     fake.write("t", [b"a"])
     with cluster.consumer("t", auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
-        assert [one.value for one in read(consumer, 1)] == [b"a"]
+        assert [record.value for record in read(consumer, 1)] == [b"a"]
         topic = fake.hide_topic("t")
         if is_forgotten:  # A list of all topics leaves it out, and does not say why.
             assert cluster.admin.list_topics() == []
@@ -625,7 +625,7 @@ def test_a_consumer_goes_on_where_it_was_once_it_may_read_a_topic_again(
         while not found and time.monotonic() < deadline:
             with contextlib.suppress(AuthorizationError, UnknownTopicError):
                 found += consumer.poll(timeout_s=0.1)
-        assert [(one.offset, one.value) for one in found] == [(1, b"b")]
+        assert [(record.offset, record.value) for record in found] == [(1, b"b")]
 
 
 # --- arrow ----------------------------------------------------------------------------------------
@@ -680,7 +680,7 @@ def test_poll_arrow_cuts_and_keeps_as_poll_does(fake: FakeCluster, cluster: Clus
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
         table = consumer.poll_arrow(timeout_s=30, max_records=4)
         assert table["offset"].to_pylist() == [0, 1, 2, 3]
-        assert [one.offset for one in read(consumer, 6)] == [4, 5, 6, 7, 8, 9]
+        assert [record.offset for record in read(consumer, 6)] == [4, 5, 6, 7, 8, 9]
 
 
 def test_without_pyarrow_the_extra_is_named(
@@ -744,7 +744,7 @@ def test_the_async_consumer_has_the_same_methods(fake: FakeCluster, cluster: Clu
         async with cluster.async_consumer("t", auto_offset_reset="earliest") as consumer:
             assert await consumer.assignment() == {T0, T1}
             records = await consumer.poll(timeout_s=30, max_records=4)
-            assert [one.offset for one in records] == [0, 1, 2, 3]
+            assert [record.offset for record in records] == [0, 1, 2, 3]
             assert (await anext(consumer)).offset == 4
             assert await consumer.position(T0) == 5
             table = await consumer.poll_arrow(timeout_s=30)

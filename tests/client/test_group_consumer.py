@@ -103,7 +103,7 @@ def test_a_member_reads_what_it_is_granted_and_goes_on_from_the_commit(
         assert consumer.assignment() == set()
         records = read(consumer, 16)
         assert consumer.assignment() == {T0, T1}
-        assert [one.offset for one in records if one.partition == 0] == list(range(4, 10))
+        assert [record.offset for record in records if record.partition == 0] == list(range(4, 10))
         assert consumer.committed([T0, T1]) == {T0: 4, T1: None}
         consumer.commit()
         assert consumer.committed([T0, T1]) == {T0: 10, T1: 10}
@@ -136,7 +136,7 @@ def test_a_commit_below_the_log_start_follows_auto_offset_reset(
     two.write("t", numbers(10, 12), 0)
     with cluster.consumer("t", group="g", **FAST) as consumer:
         records = read(consumer, 12)
-        assert [one.offset for one in records if one.partition == 0] == [10, 11]
+        assert [record.offset for record in records if record.partition == 0] == [10, 11]
     options = FAST | {"auto_offset_reset": "none"}
     with (
         cluster.consumer("t", group="g", **options) as consumer,
@@ -188,7 +188,7 @@ def test_a_duration_resets_to_that_long_ago(fake: FakeCluster, cluster: Cluster)
     for group in ("g", None):
         options = (FAST if group else {}) | {"auto_offset_reset": timedelta(hours=1)}
         with cluster.consumer("t", group=group, **options) as consumer:
-            assert [one.value for one in read(consumer, 1)] == [b"new"]
+            assert [record.value for record in read(consumer, 1)] == [b"new"]
     options = FAST | {"auto_offset_reset": timedelta(seconds=1)}
     with cluster.consumer("t", group="h", **options) as consumer:
         poll_until(consumer, lambda: bool(consumer.assignment()))
@@ -230,7 +230,7 @@ def test_partitions_move_inside_polls_only_and_others_keep_their_streams(
         records += poll_until(consumer, lambda: consumer.assignment() == {T0})
         eventually(lambda: two.groups.member().owned == {(two.topics["t"].topic_id, 0)})
         records += read(consumer, 10 - sum(one.partition == 0 for one in records))
-        assert [one.offset for one in records if one.partition == 0] == list(range(10))
+        assert [record.offset for record in records if record.partition == 0] == list(range(10))
         # Fetched records were kept: nothing was fetched twice.
         offsets = [one.offset for one in two.asked(Fetch) if one.partition == 0 and one.offset < 10]
         assert len(offsets) == len(set(offsets)) == len([one for one in fetches if one.offset < 10])
@@ -273,7 +273,7 @@ def test_callbacks_may_commit_and_seek_but_not_poll(two: FakeCluster, cluster: C
     consumer = cluster.consumer("t", group="g", on_assigned=on_assigned, **FAST)
     with consumer:
         consumer.subscribe(["t"], on_revoked=on_revoked)
-        assert sorted(one.offset for one in read(consumer, 4)) == [8, 8, 9, 9]
+        assert sorted(record.offset for record in read(consumer, 4)) == [8, 8, 9, 9]
         two.groups.grant(("t", 0))
         poll_until(consumer, lambda: consumer.assignment() == {T0})
         assert two.groups.committed("t", 1) == 10
@@ -395,7 +395,7 @@ def test_a_partition_that_is_granted_before_the_metadata_shows_it_is_read_once_i
         while time.monotonic() < deadline:
             assert consumer.poll(timeout_s=0.1) == []
         two.thaw_metadata(1)
-        assert [one.value for one in read(consumer, 1)] == [b"late"]
+        assert [record.value for record in read(consumer, 1)] == [b"late"]
 
 
 def test_a_topic_made_again_is_read_from_its_own_commit(two: FakeCluster, cluster: Cluster) -> None:
@@ -407,7 +407,7 @@ def test_a_topic_made_again_is_read_from_its_own_commit(two: FakeCluster, cluste
         two.create_topic("t")
         two.write("t", [b"another"])
         two.groups.grant(("t", 0))
-        assert [one.value for one in read(consumer, 1)] == [b"another"]
+        assert [record.value for record in read(consumer, 1)] == [b"another"]
     assert told.calls == [
         ("on_assigned", [T0, T1]),
         ("on_revoked", [T0, T1]),
@@ -489,7 +489,7 @@ def test_a_member_that_may_not_read_its_topic_for_a_while_goes_on_where_it_was(
         while not found and time.monotonic() < deadline:
             with contextlib.suppress(AuthorizationError):
                 found += consumer.poll(timeout_s=0.1)
-        assert [(one.offset, one.value) for one in found] == [(10, b"written meanwhile")]
+        assert [(record.offset, record.value) for record in found] == [(10, b"written meanwhile")]
     assert told.calls == [("on_assigned", [T0, T1]), ("on_revoked", [T0, T1])]
 
 
@@ -883,7 +883,7 @@ def test_partitions_assigned_by_hand_resume_and_commit_without_membership(
     two.groups.commit("t", 1, 6)
     with cluster.consumer(group="g", **FAST) as consumer:
         consumer.assign([T1])
-        assert [one.offset for one in read(consumer, 4)] == [6, 7, 8, 9]
+        assert [record.offset for record in read(consumer, 4)] == [6, 7, 8, 9]
         consumer.commit()
         consumer.commit({T0: 2})
         assert two.groups.committed("t", 1) == 10 and two.groups.committed("t", 0) == 2

@@ -138,11 +138,11 @@ def test_a_store_that_is_away_keeps_no_record_waiting_before_it_and_skips_none(
     with cluster.consumer(
         "t", auto_offset_reset="earliest", large_values=url, on_corrupt=on_corrupt
     ) as consumer:
-        assert [one.value for one in consumer.poll(30)] == [b"before"]
+        assert [record.value for record in consumer.poll(30)] == [b"before"]
         assert consumer.poll(0.2) == []
         store.mkdir()
         (store / "v.value").write_bytes(value)
-        assert [one.value for one in consumer.until_end()] == [value, b"after"]
+        assert [record.value for record in consumer.until_end()] == [value, b"after"]
 
 
 def test_a_store_that_refuses_the_reader_is_told_and_never_skipped(
@@ -169,7 +169,7 @@ def test_a_store_that_refuses_the_reader_is_told_and_never_skipped(
                 consumer.poll(30)
             assert (caught.value.offset, caught.value.next_offset) == (0, 1)
             consumer.seek(T0, 0)
-        assert [one.value for one in consumer.until_end()] == [value, b"after"]
+        assert [record.value for record in consumer.until_end()] == [value, b"after"]
 
 
 def test_a_store_that_fails_is_an_error_of_send(

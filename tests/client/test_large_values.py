@@ -76,7 +76,7 @@ def test_a_large_value_is_read_whole_at_the_offset_of_its_record(
         sent = producer.send("t", large, key=b"k", headers=[("h", b"1")], timestamp_ms=77)
         after = producer.send("t", b"after")
     records = list(consumer.until_end())
-    assert [one.value for one in records] == [b"before", large, b"after"]
+    assert [record.value for record in records] == [b"before", large, b"after"]
     assert (records[1].key, records[1].headers, records[1].timestamp_ms) == (b"k", [("h", b"1")], 77)
     assert sent.result() == ("t", 0, records[1].offset, 77)
     assert after.result().offset == records[2].offset
@@ -197,7 +197,7 @@ def test_many_values_at_once_do_not_overfill_the_consumer(
         auto_offset_reset="earliest", fetch_buffer_bytes=64 * KIB, max_poll_records=2
     ) as consumer:
         consumer.assign([T0])
-        values = [one.value for one in consumer.until_end()]
+        values = [record.value for record in consumer.until_end()]
     assert values == [bytes_of(40 * LIMIT, number) for number in range(8)]
 
 
@@ -457,7 +457,7 @@ def test_a_value_whose_topic_may_not_be_read_for_a_while_is_read_once_it_may(
         consumer.seek(T0, offset)
         if is_hidden:
             assert consumer.poll(timeout_s=0.1) == []
-            eventually(lambda: any(is_of_chunks(one, 0) for one in fake.asked(Fetch)))
+            eventually(lambda: any(is_of_chunks(request, 0) for request in fake.asked(Fetch)))
             hidden = fake.hide_topic("t")
             assert cluster.admin.list_topics() == []
             fake.release(held)
@@ -468,7 +468,7 @@ def test_a_value_whose_topic_may_not_be_read_for_a_while_is_read_once_it_may(
         deadline = time.monotonic() + 30
         while not found and time.monotonic() < deadline:
             with contextlib.suppress(AuthorizationError, UnknownTopicError):
-                found += [one.value for one in consumer.poll(timeout_s=0.1)]
+                found += [record.value for record in consumer.poll(timeout_s=0.1)]
         assert found == [value]
 
 
@@ -482,7 +482,7 @@ def test_what_cannot_be_read_may_come_twice_in_a_row_and_last(
         assert read(consumer) == [(0, b"good")]
         assert consumer.position(T0) == 3
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        assert [one.value for one in consumer.poll(30)] == [b"good"]
+        assert [record.value for record in consumer.poll(30)] == [b"good"]
         for offset in (1, 2):
             with pytest.raises(LargeValueError) as caught:
                 list(consumer.until_end())

@@ -131,14 +131,14 @@ def test_reading_stops_below_a_transaction_that_is_open(
     fake.write("t", [b"n1"])
     with cluster.consumer("t", **EARLIEST) as consumer:
         assert consumer.end_offsets([T0]) == {T0: 1}
-        assert [one.value for one in consumer.until_end(10)] == [b"n0"]
+        assert [record.value for record in consumer.until_end(10)] == [b"n0"]
         assert consumer.poll(0.1) == [] and consumer.lag() == {T0: 0}
         fake.end_in(A, "t")
-        assert [one.value for one in consumer.until_end(10)] == [b"a0", b"n1"]
+        assert [record.value for record in consumer.until_end(10)] == [b"a0", b"n1"]
         assert consumer.position(T0) == 4
     with cluster.consumer("t", **UNCOMMITTED) as consumer:
         assert consumer.end_offsets([T0]) == {T0: 4}
-        assert [one.value for one in consumer.until_end(10)] == [b"n0", b"a0", b"n1"]
+        assert [record.value for record in consumer.until_end(10)] == [b"n0", b"a0", b"n1"]
 
 
 def test_latest_is_below_what_is_open(fake: FakeCluster, cluster: Cluster) -> None:
@@ -150,7 +150,7 @@ def test_latest_is_below_what_is_open(fake: FakeCluster, cluster: Cluster) -> No
     ):
         assert (consumer.position(T0), other.position(T0)) == (0, 1)
         fake.end_in(A, "t")
-        assert [one.value for one in consumer.poll(5)] == [b"a0"]
+        assert [record.value for record in consumer.poll(5)] == [b"a0"]
 
 
 def test_a_poll_that_finds_only_markers_moves_the_position(
@@ -175,7 +175,7 @@ def test_a_group_is_not_behind_a_marker_that_follows_its_last_record(
     fake.write_in(A, "t", [b"a0", b"a1"])
     fake.end_in(A, "t")
     with cluster.consumer("t", group="g", **EARLIEST) as consumer:
-        assert [one.value for one in consumer.until_end(20)] == [b"a0", b"a1"]
+        assert [record.value for record in consumer.until_end(20)] == [b"a0", b"a1"]
         consumer.commit()
         assert consumer.committed([T0]) == {T0: 3}
 
@@ -191,7 +191,7 @@ def test_a_compacted_batch_without_its_bit_is_committed(
     fake.call(lambda: batches.__setitem__(0, (read_header(data), data)))
     fake.replace_batch("t", 1, None)  # Compaction takes markers away in the end.
     with cluster.consumer("t", **EARLIEST) as consumer:
-        assert [one.value for one in consumer.until_end(10)] == [b"a0"]
+        assert [record.value for record in consumer.until_end(10)] == [b"a0"]
 
 
 @pytest.mark.parametrize("way", ["poll", "poll_arrow"])

@@ -42,7 +42,7 @@ def numbers_of(consumer: Consumer[Any, Any], count: int) -> list[Any]:
     found: list[Any] = []
     deadline_s = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline_s:
-        found += [one.value for one in consumer.poll(timeout_s=0.2)]
+        found += [record.value for record in consumer.poll(timeout_s=0.2)]
     return found
 
 
@@ -83,7 +83,7 @@ def test_values_and_keys_go_through_the_users_functions(
     }
     with cluster.consumer("t", **options) as consumer:
         records = consumer.poll(30, 2) + consumer.poll(30)
-    assert [(one.key, one.value) for one in records] == wanted
+    assert [(record.key, record.value) for record in records] == wanted
     assert (records[0].headers, records[0].timestamp_ms) == ([("a", b"1")], 7)
     with cluster.consumer("t", **options) as consumer:
         assert [(one.key, one.value) for _, one in zip(range(7), consumer, strict=False)] == wanted
@@ -99,7 +99,7 @@ def test_values_and_keys_go_through_the_users_functions(
             found: list[Record[Any, Any]] = []
             while len(found) < 11:
                 found += await consumer.poll(30)
-            assert [one.value for one in found[7:]] == [{"n": 1}, {"n": 2}, {"n": 3}, None]
+            assert [record.value for record in found[7:]] == [{"n": 1}, {"n": 2}, {"n": 3}, None]
             await consumer.seek(T0, 9)
             async for record in consumer:
                 assert record.value == {"n": 3}
@@ -124,7 +124,7 @@ def test_one_of_the_two_leaves_the_other_as_it_is(fake: FakeCluster, cluster: Cl
     ):
         with cluster.consumer("t", auto_offset_reset="earliest", **options) as consumer:
             found = consumer.poll(30)
-            assert [(one.key, one.value) for one in found] == wanted
+            assert [(record.key, record.value) for record in found] == wanted
 
 
 def test_a_partitioner_and_a_compacted_topic_see_the_keys_bytes(
@@ -329,12 +329,12 @@ def test_a_key_that_cannot_be_read_is_told_of_its_function(
         value_deserializer=number,
         key_deserializer=number,
     ) as consumer:
-        assert [(one.key, one.value) for one in consumer.poll(30)] == [(1, 1)]
+        assert [(record.key, record.value) for record in consumer.poll(30)] == [(1, 1)]
         for offset in (1, 2):
             error = error_of(consumer)
             assert error.offset == offset and "key_deserializer" in str(error)
             consumer.seek(T0, offset + 1)
-        assert [(one.key, one.value) for one in consumer.poll(30)] == [(None, 4)]
+        assert [(record.key, record.value) for record in consumer.poll(30)] == [(None, 4)]
 
 
 def test_who_polls_on_after_errors_does_not_spin_and_reads_the_other_partitions(

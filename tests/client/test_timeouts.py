@@ -106,7 +106,7 @@ def test_a_call_that_may_take_forever_returns_when_it_is_done(
         assert sent.result(timeout_s).offset == 0
         assert sent.exception(timeout_s) is None
     with cluster.consumer("t", auto_offset_reset="earliest") as consumer:
-        assert [one.value for one in consumer.poll(timeout_s)] == [b"v"]
+        assert [record.value for record in consumer.poll(timeout_s)] == [b"v"]
         consumer.close(timeout_s)
     admin = cluster.admin
     admin.create_topic("u", timeout_s=timeout_s)

@@ -73,7 +73,7 @@ def test_what_an_aborted_transaction_read_is_read_again(
         """Records from what is committed on; which partition comes first is open."""
         records = [next(consumer) for _ in range(8)] if is_iterated else read(consumer, 16)
         for partition, start in ((0, 4), (1, 0)):
-            offsets = [one.offset for one in records if one.partition == partition]
+            offsets = [record.offset for record in records if record.partition == partition]
             assert offsets == list(range(start, start + len(offsets)))
 
     with (
@@ -109,7 +109,7 @@ def test_after_a_commit_in_doubt_reading_goes_on_at_what_is_committed(
             read(consumer, 20)
             two.groups.commit("t", 0, 7)
             two.fault(EndTransaction, times=1000, is_lost=True)
-        assert sorted((one.partition, one.offset) for one in read(consumer, 13)) == [
+        assert sorted((record.partition, record.offset) for record in read(consumer, 13)) == [
             (0, 7), (0, 8), (0, 9), *((1, offset) for offset in range(10)),
         ]
 
@@ -193,7 +193,7 @@ def test_a_partition_is_not_read_while_a_transaction_holds_its_position(
     two.groups.commit("t", 1, 4)
     two.fault(FetchCommitted, times=5, error=OffsetPendingError("a transaction is open"))
     with cluster.consumer("t", group="g", retry_backoff_ms=10, **FAST) as consumer:
-        assert {one.offset for one in read(consumer, 12)} == set(range(4, 10))
+        assert {record.offset for record in read(consumer, 12)} == set(range(4, 10))
 
 
 def test_a_consumer_that_commits_by_itself_is_refused(two: FakeCluster, cluster: Cluster) -> None:

@@ -79,7 +79,7 @@ def offsets(consumer: Consumer, count: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     deadline_s = time.monotonic() + 30
     while len(found) < count and time.monotonic() < deadline_s:
-        found += [(one.partition, one.offset) for one in consumer.poll(timeout_s=0.2)]
+        found += [(record.partition, record.offset) for record in consumer.poll(timeout_s=0.2)]
     return sorted(found)
 
 

@@ -63,7 +63,7 @@ def test_everything_there_is_comes_and_then_it_ends(fake: FakeCluster, cluster: 
             fake.write("t", [b"later"], record.partition)
         assert len(records) == 40
         for place, count in ((T0, 30), (T1, 10)):
-            mine = [one.offset for one in records if one.partition == place.partition]
+            mine = [record.offset for record in records if record.partition == place.partition]
             assert mine == list(range(count))
             assert consumer.position(place) == count
         later = list(consumer.until_end())
@@ -91,12 +91,12 @@ def test_position_counts_what_was_yielded(fake: FakeCluster, cluster: Cluster) -
             assert consumer.position(T0) == record.offset + 1
             if record.offset == 4:
                 break
-        assert [one.offset for one in consumer.poll(max_records=2)] == [5, 6]
+        assert [record.offset for record in consumer.poll(max_records=2)] == [5, 6]
         reading = consumer.until_end()
         assert next(reading).offset == 7
         fake.write("t", numbers(20, 25))
         assert next(consumer).offset == 8  # from the records that it took ahead
-        assert [one.offset for one in reading] == list(range(9, 20))
+        assert [record.offset for record in reading] == list(range(9, 20))
         assert next(consumer).offset == 20
 
 
@@ -111,7 +111,7 @@ def test_plain_iteration_in_between_brings_nothing_from_behind_the_end(
         write_tens(fake, 1)
         consumer.seek(T0, 8)
         assert next(consumer).offset == 8  # It takes records behind the end ahead, too.
-        assert [one.offset for one in reading] == [9]
+        assert [record.offset for record in reading] == [9]
         assert consumer.poll()[0].offset == 10
 
 
@@ -121,8 +121,8 @@ def test_values_may_be_deserialized(fake: FakeCluster, cluster: Cluster) -> None
     with cluster.consumer("t", value_deserializer=int, **EARLIEST) as consumer:
         reading = consumer.until_end()
         assert [next(reading).value for _ in range(5)] == [0, 1, 2, 3, 4]
-        assert [one.value for one in consumer.poll(max_records=3)] == [5, 6, 7]
-        assert [one.value for one in reading] == list(range(8, 20))
+        assert [record.value for record in consumer.poll(max_records=3)] == [5, 6, 7]
+        assert [record.value for record in reading] == list(range(8, 20))
     assert [one.value for one in cluster.tail("t", 2, value_deserializer=int)] == [18, 19]
 
 
@@ -137,9 +137,9 @@ def test_the_end_may_lie_inside_a_batch(fake: FakeCluster, cluster: Cluster) -> 
     with cluster.consumer(**EARLIEST) as consumer:
         consumer.assign([T0])
         consumer.seek(T0, 2)
-        assert [one.offset for one in consumer.until_end()] == [2, 3, 4, 5, 6]
+        assert [record.offset for record in consumer.until_end()] == [2, 3, 4, 5, 6]
         assert consumer.position(T0) == 7
-        assert [one.offset for one in consumer.until_end()] == [7, 8, 9]
+        assert [record.offset for record in consumer.until_end()] == [7, 8, 9]
 
 
 def test_gaps_that_compaction_left_do_not_hold_it_up(fake: FakeCluster, cluster: Cluster) -> None:
@@ -152,14 +152,14 @@ def test_gaps_that_compaction_left_do_not_hold_it_up(fake: FakeCluster, cluster:
     expected = [*range(10, 20), *range(30, 40)]
     start = time.monotonic()
     with cluster.consumer("t", **EARLIEST) as consumer:
-        assert [one.offset for one in consumer.until_end()] == expected
+        assert [record.offset for record in consumer.until_end()] == expected
         assert consumer.position(T0) == 60
         consumer.seek_to_beginning()
         reading = consumer.until_end()
         assert next(reading).offset == 10
         fake.write("t", [b"later"])
-        assert [one.offset for one in reading] == expected[1:]
-        assert [one.value for one in consumer.poll()] == [b"later"]
+        assert [record.offset for record in reading] == expected[1:]
+        assert [record.value for record in consumer.poll()] == [b"later"]
     assert time.monotonic() - start < 15
 
 
@@ -173,7 +173,7 @@ def test_a_bad_batch_behind_the_end_is_none_of_its_business(
         reading = consumer.until_end()
         assert next(reading).offset == 0
         fake.call(lambda: _append_damaged(fake))
-        assert [one.offset for one in reading] == list(range(1, 10))
+        assert [record.offset for record in reading] == list(range(1, 10))
         with pytest.raises(CorruptBatchError):
             list(consumer.until_end())
 
@@ -193,7 +193,7 @@ def test_retention_may_overtake_it(fake: FakeCluster, cluster: Cluster) -> None:
         reading = consumer.until_end()
         assert next(reading).offset == 0
         fake.delete_before("t", 0, 40)
-        rest = [one.offset for one in reading]
+        rest = [record.offset for record in reading]
         assert rest[-10:] == list(range(40, 50)) and len(rest) < 49
     with cluster.consumer("t", **EARLIEST) as consumer:
         consumer.seek(T0, 0)
@@ -209,7 +209,7 @@ def test_a_position_behind_the_end_follows_the_reset_policy(
     write_tens(fake, 1)
     with cluster.consumer("t", **EARLIEST) as consumer:
         consumer.seek(T0, 99)
-        assert [one.offset for one in consumer.until_end()] == list(range(10))
+        assert [record.offset for record in consumer.until_end()] == list(range(10))
     with cluster.consumer("t", fetch_max_wait_ms=50) as consumer:
         consumer.seek(T0, 99)
         assert list(consumer.until_end()) == []
@@ -244,7 +244,7 @@ def test_partitions_that_are_added_meanwhile_are_not_part_of_it(
         cluster.admin.describe_topic("t")  # stands for the regular refresh
         assert consumer.assignment() == {T0, T1}
         assert [one.partition for one in reading] == [0] * 9
-        assert [one.value for one in consumer.until_end()] == [b"later"]
+        assert [record.value for record in consumer.until_end()] == [b"later"]
 
 
 def test_async_for_ends_too(fake: FakeCluster, cluster: Cluster) -> None:
@@ -253,15 +253,15 @@ def test_async_for_ends_too(fake: FakeCluster, cluster: Cluster) -> None:
 
     async def read() -> None:
         async with cluster.async_consumer("t", max_poll_records=7, **EARLIEST) as consumer:
-            offsets = [one.offset async for one in consumer.until_end()]
+            offsets = [record.offset async for record in consumer.until_end()]
             assert offsets == list(range(30))
             fake.write("t", [b"later"])
-            assert [one.value async for one in consumer.until_end(30.0)] == [b"later"]
+            assert [record.value async for record in consumer.until_end(30.0)] == [b"later"]
             await consumer.seek_to_last(3)
             reading = consumer.until_end()
             assert (await anext(reading)).offset == 28
             assert (await anext(consumer)).offset == 29
-            assert [one.offset async for one in reading] == [30]
+            assert [record.offset async for record in reading] == [30]
             fake.move_leader("t", 0, None)
             with pytest.raises(TimeoutError, match="t-0"):
                 async for _ in consumer.until_end(timeout_s=0.2):
@@ -301,7 +301,7 @@ def test_what_does_not_come_is_an_error_and_no_early_end(
         with pytest.raises(TimeoutError, match=r"3 s: t-1 is at 20, and its end at 21"):
             list(consumer.until_end(timeout_s=3))
         fake.clear_faults()
-        assert [one.value for one in consumer.until_end()] == [b"more"]
+        assert [record.value for record in consumer.until_end()] == [b"more"]
         with pytest.raises(InvalidRequestError, match="seconds"):
             consumer.until_end(timeout_s=-1)
 
@@ -428,14 +428,14 @@ def test_the_last_records_of_each_partition(fake: FakeCluster, cluster: Cluster)
     with cluster.consumer("t", fetch_max_wait_ms=50) as consumer:
         for count in (0, 1, 5, 10, 29, 30, 31, 10**9):
             consumer.seek_to_last(count)
-            offsets = [one.offset for one in consumer.until_end() if one.partition == 0]
+            offsets = [record.offset for record in consumer.until_end() if record.partition == 0]
             assert offsets == list(range(30))[max(30 - count, 0) :], count
         consumer.seek_to_end()
         before = len(fake.asked(Fetch))
         consumer.seek_to_last(2, T0)
         asked = [one.offset for one in fake.asked(Fetch)[before:] if one.partition == 0]
         assert min(asked) == 28, "without gaps nothing has to be read"
-        assert [one.offset for one in consumer.until_end()] == [28, 29]
+        assert [record.offset for record in consumer.until_end()] == [28, 29]
         for wrong in (-1, 1.5, True, "3", None):
             with pytest.raises(InvalidRequestError, match="int from 0"):
                 consumer.seek_to_last(wrong)  # type: ignore[arg-type]
@@ -458,7 +458,7 @@ def test_records_are_counted_and_not_offsets(
         with cluster.consumer("t", **EARLIEST) as consumer:
             for count in (1, 9, 10, 11, 25, 30, 49, 50, 51):
                 consumer.seek_to_last(count)
-                assert [one.offset for one in consumer.until_end()] == kept[-count:], count
+                assert [record.offset for record in consumer.until_end()] == kept[-count:], count
 
 
 def _all(cluster: Cluster) -> list[Any]:

@@ -167,7 +167,7 @@ class Load:
     def check(self, cluster: Cluster | None = None) -> None:
         """Every acknowledged record is there once, at its offset, and each key's order holds."""
         records = read_all(cluster or self._cluster, self._topic)
-        at = {(one.partition, one.offset): one.value for one in records}
+        at = {(record.partition, record.offset): record.value for record in records}
         assert len(at) == len(records)
         lost = []
         for number, future in enumerate(self._futures):

@@ -86,7 +86,7 @@ def test_status_says_what_is_where(rayq_command: Command, cluster: LocalCluster)
     assert "remote end" in shown and "0 pins" in shown
     described = rayq_command.well("topic", "describe", "flights").out
     assert "of it are in the object store" in described
-    assert [one.value for one in read_all(cluster, "flights")] == sent
+    assert [record.value for record in read_all(cluster, "flights")] == sent
     assert rayq_command.well("cluster", "health").out.startswith("Healthy")
 
 
@@ -128,7 +128,7 @@ def test_a_topic_comes_back_from_the_store_alone(
         assert new.admin.list_topics() == []
 
         command.well("topic", "restore", "flights", "--yes")
-        assert [one.value for one in read_all(new, "flights")] == sent[:end]
+        assert [record.value for record in read_all(new, "flights")] == sent[:end]
         with new.producer() as producer:
             assert producer.send("flights", b"next", partition=0).result(60).offset == end
         assert new.admin.describe_topic("flights").config["segment_bytes"] == 4096
@@ -147,7 +147,7 @@ def test_a_topic_comes_back_from_the_store_alone(
         again = command("topic", "restore", "flights", "--as", "twice", "--yes")
         assert again.code == 1 and "--copy" in again.err, "two topics would share objects"
         command.well("topic", "restore", "flights", "--as", "copied", "--copy", "--yes")
-        assert [one.value for one in read_all(new, "copied")] == sent[:end]
+        assert [record.value for record in read_all(new, "copied")] == sent[:end]
 
 
 def test_a_deleted_topic_comes_back_with_what_was_stored(
@@ -160,7 +160,7 @@ def test_a_deleted_topic_comes_back_with_what_was_stored(
     assert "1 deleted topic" in rayq_command.well("storage", "status").out
     rayq_command.well("topic", "restore", "flights", "--yes")
     assert remote(cluster).remote_end_offset == end  # And this client hears of the new topic.
-    assert [one.value for one in read_all(cluster, "flights")] == sent[:end]
+    assert [record.value for record in read_all(cluster, "flights")] == sent[:end]
     assert "0 deleted topics" in rayq_command.well("storage", "status").out
 
 
@@ -247,7 +247,7 @@ def test_while_the_store_is_away_writing_goes_on_and_health_says_so(
     away.rename(store)
     eventually(lambda: is_away(remote(cluster)), "what waited is stored")
     eventually(lambda: not complaints(), "health has nothing to say")
-    assert [one.value for one in read_all(cluster, "flights")] == sent
+    assert [record.value for record in read_all(cluster, "flights")] == sent
 
 
 def test_remote_storage_ends_by_a_call_that_says_what_goes(

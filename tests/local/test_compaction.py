@@ -142,7 +142,7 @@ def test_every_replica_keeps_the_latest_record_of_each_key(eager: LocalCluster) 
             table = consumer.poll_arrow(timeout_s=1)
             columns = (table["offset"], table["key"], table["value"])
             table_rows += zip(*(column.to_pylist() for column in columns), strict=True)
-        assert table_rows == [(one.offset, one.key, one.value) for one in records]
+        assert table_rows == [(record.offset, record.key, record.value) for record in records]
         for count in (1, 7, len(records), len(records) + 1):
             consumer.seek_to_last(count)
             assert list(consumer.until_end()) == records[-count:], "records, not offsets"
@@ -450,7 +450,7 @@ def test_a_log_start_that_moves_during_a_pass_does_not_undo_it(
         cluster.admin.delete_records({place("state"): 500})
         assert first.exists(), "the pass goes on with it"
         eventually(lambda: log_size(directory) < 20_000, "it is compacted", WAIT_S)
-        assert [one.offset for one in read_all(cluster, "state")] == list(range(1400, 1500))
+        assert [record.offset for record in read_all(cluster, "state")] == list(range(1400, 1500))
         assert "changed while it was compacted" not in caplog.text
         eventually(lambda: not cleaner_processes(), "the pass is over", WAIT_S)
         cluster.admin.delete_records({place("state"): 1500})

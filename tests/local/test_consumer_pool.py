@@ -166,7 +166,7 @@ def test_what_a_handler_keeps_refusing_goes_to_the_dead_letters_with_the_reason(
     bad = {b"0/7", b"1/40"}
 
     def handler(records: list[Record]) -> None:
-        if any(one.value in bad for one in records):
+        if any(record.value in bad for record in records):
             raise ValueError("no such carrier: ÄÖ")
         seen(records)
 
@@ -189,7 +189,7 @@ def test_what_a_handler_keeps_refusing_goes_to_the_dead_letters_with_the_reason(
         assert status.dead_letters == 2 and status.retries >= 2 and status.records == 100
         assert status.problem is None
     assert set(seen.values) == set(expected(2, 50)) - bad
-    letters = {one.value: one for one in read_all(cluster, dead)}
+    letters = {record.value: record for record in read_all(cluster, dead)}
     assert letters.keys() == bad
     letter = letters[b"0/7"]
     assert letter.key == b"k7" and letter.timestamp_ms == 1_007

@@ -22,7 +22,7 @@ def test_events_that_come_after_the_interpreter_has_ended_harm_nobody() -> None:
         "producer = cluster.producer()\n"
         "producer.send('t', b'v').result(60)\n"
         "consumer = cluster.consumer('t', group='g', auto_offset_reset='earliest')\n"
-        "print([one.value for one in consumer.poll(60)])\n"
+        "print([record.value for record in consumer.poll(60)])\n"
         "sys.exit(2)\n"
     )
     assert ended == (2, "[b'v']\n", "")

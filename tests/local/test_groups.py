@@ -344,7 +344,7 @@ def test_auto_commit_leaves_nothing_to_repeat_at_close(
             records = settle([consumer], lambda: bool(consumer.assignment()), "it has joined")
             while len(records) < 5:
                 records += consumer.poll(max_records=5 - len(records))
-            seen += [(one.partition, one.offset) for one in records]
+            seen += [(record.partition, record.offset) for record in records]
     assert sorted(seen) == [(number, offset) for number in range(2) for offset in range(10)]
 
 
@@ -384,7 +384,7 @@ def test_a_new_group_may_begin_some_time_ago(cluster: LocalCluster, topic: str, 
         records: list[Record] = []
         while len(records) < 2:
             records += consumer.poll()
-        assert [one.value for one in records] == [b"3", b"1"]
+        assert [record.value for record in records] == [b"3", b"1"]
 
 
 def test_partitions_assigned_by_hand_commit_while_nobody_is_a_member(
@@ -497,7 +497,7 @@ def test_a_group_is_described_moved_and_deleted(
         records = settle([consumer], lambda: spread(consumer) == [2], "it has joined")
         while len(records) < 8:
             records += consumer.poll()
-        assert min(one.offset for one in records) == 6
+        assert min(record.offset for record in records) == 6
     admin.delete_group(group)
     with pytest.raises(rayq.errors.UnknownGroupError):
         admin.delete_group(group)
@@ -524,7 +524,7 @@ def test_async_members_share_a_topic(
             ) as consumer:
                 while len(set(seen)) < 200:
                     records = await consumer.poll(timeout_s=0.1)
-                    seen.extend((one.partition, one.offset) for one in records)
+                    seen.extend((record.partition, record.offset) for record in records)
                     await consumer.commit()
                     await asyncio.sleep(0.005)
 

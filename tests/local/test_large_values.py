@@ -76,7 +76,7 @@ def test_several_producers_and_a_transaction_send_large_values_at_once(
         for seed, size in enumerate(sizes)
         for value in (b"small", bytes_of(size, 10 + seed))
     ]
-    assert [one.value for one in records if one.key == b"three"] == [bytes_of(50_000, 20)]
+    assert [record.value for record in records if record.key == b"three"] == [bytes_of(50_000, 20)]
     assert len(records) == 3 + 6 + 1
 
 

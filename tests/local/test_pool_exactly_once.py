@@ -46,7 +46,7 @@ def fill(cluster: LocalCluster, topic: str, partitions: int, each: int) -> list[
 
 
 def values_of(cluster: LocalCluster, topic: str) -> list[bytes]:
-    return sorted(one.value or b"" for one in read_all(cluster, topic))
+    return sorted(record.value or b"" for record in read_all(cluster, topic))
 
 
 def test_what_the_handler_returns_is_sent_once_however_the_handler_is_made(
@@ -85,10 +85,10 @@ def test_a_handler_that_keeps_raising_has_its_dead_letters_in_the_transaction(
     bad, calls = [b"0/7", b"1/20"], Counter[bytes]()
 
     def handler(records: list[Record]) -> list[Outgoing]:
-        calls.update(one.value for one in records if one.value)
-        if any(one.value in bad for one in records):
+        calls.update(record.value for record in records if record.value)
+        if any(record.value in bad for record in records):
             raise ValueError("no such carrier")
-        return [Outgoing(out, one.value) for one in records]
+        return [Outgoing(out, record.value) for record in records]
 
     pool = cluster.consumer_pool(topic, group, handler, retries=1, dead_letter_topic=dead, **SOON)
     with pool:
@@ -139,7 +139,7 @@ def test_what_a_pool_without_exactly_once_would_not_send_is_an_error_that_says_s
     plain = SOON | {"exactly_once": False}
 
     def handler(records: list[Record]) -> list[Outgoing]:
-        return [Outgoing(topic, one.value) for one in records]
+        return [Outgoing(topic, record.value) for record in records]
 
     pool = cluster.consumer_pool(topic, group, handler, retries=0, dead_letter_topic=dead, **plain)
     with pool:
@@ -188,7 +188,7 @@ def test_a_transaction_that_is_aborted_has_its_batch_handled_again(
     monkeypatch.setattr(transactions.PoolTransactions, "write", fails)
     monkeypatch.setattr(pool_member.PoolMember, "_note", noting)
     pool = cluster.consumer_pool(
-        topic, group, lambda records: [Outgoing(out, one.value) for one in records], **SOON
+        topic, group, lambda records: [Outgoing(out, record.value) for record in records], **SOON
     )
     with pool:
         pool.wait_idle(60)

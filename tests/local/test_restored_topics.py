@@ -130,7 +130,7 @@ def test_nothing_is_restored_by_a_list_that_cannot_be(
     watched.on_list = lambda prefix, after, page: page
     watched.lists = 0
     restore(cluster, watched)
-    assert [one.value for one in read_all(cluster, "t")] == values
+    assert [record.value for record in read_all(cluster, "t")] == values
 
 
 def test_a_list_without_an_end_is_given_up(
@@ -156,7 +156,7 @@ def test_what_strangers_left_in_the_store_is_no_topic_and_sizes_nothing(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"no manifest")
     restore(cluster, Watched(store))
-    assert [one.value for one in read_all(cluster, "t")] == values
+    assert [record.value for record in read_all(cluster, "t")] == values
 
 
 def test_a_restore_that_is_refused_leaves_the_mark_of_one_that_was_not(
@@ -189,7 +189,7 @@ def test_a_restore_that_is_refused_leaves_the_mark_of_one_that_was_not(
             with pytest.raises(RayqError):
                 restore(new, watched, refused)
         assert mark.exists()
-        assert [one.value for one in read_all(new, "t")] == values
+        assert [record.value for record in read_all(new, "t")] == values
         new.admin.delete_topic("t")
         eventually(lambda: not new.admin.describe_object_store().garbage, "it is removed")
         assert data_files(store) == []

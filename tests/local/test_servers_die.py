@@ -227,7 +227,7 @@ def test_a_topic_of_one_replica_waits_for_its_broker_and_says_so(fragile: LocalC
         future = producer.send("t", b"1")
         fragile.start_broker(broker)
         assert future.result(60).offset == 1
-    assert [one.value for one in read_all(fragile, "t")] == [b"0", b"1"]
+    assert [record.value for record in read_all(fragile, "t")] == [b"0", b"1"]
 
 
 def test_a_cluster_without_a_majority_is_stopped_all_the_same(fragile: LocalCluster) -> None:
@@ -262,7 +262,7 @@ def test_without_unclean_election_a_lost_leader_is_waited_for(fragile: LocalClus
     for broker in {0, 1, 2} - _live(fragile):
         fragile.start_broker(broker)
     eventually(lambda: partition_of(fragile, "t").leader is not None, "a leader is back")
-    assert [one.value for one in read_all(fragile, "t")] == [b"0", b"1"]
+    assert [record.value for record in read_all(fragile, "t")] == [b"0", b"1"]
 
 
 def test_with_unclean_election_a_replica_that_lacks_records_may_lead(
@@ -276,7 +276,7 @@ def test_with_unclean_election_a_replica_that_lacks_records_may_lead(
 
         _leave_one_that_lacks_records(fragile, unclean_leader_election=True, meanwhile=read_both)
         eventually(lambda: partition_of(fragile, "t").leader is not None, "the remaining one leads")
-        assert [one.value for one in read_all(fragile, "t")] == [b"0"]
+        assert [record.value for record in read_all(fragile, "t")] == [b"0"]
         with fragile.producer() as producer:
             producer.send("t", b"other").result(60)
         # A reader that has read the lost record gets an error, whatever auto_offset_reset says.
@@ -290,7 +290,7 @@ def test_an_unclean_election_can_be_asked_for(fragile: LocalCluster) -> None:
     eventually(lambda: partition_of(fragile, "t").leader is None, "it is offline")
     fragile.admin.elect_leaders("t", unclean=True)
     assert partition_of(fragile, "t").leader is not None
-    assert [one.value for one in read_all(fragile, "t")] == [b"0"]
+    assert [record.value for record in read_all(fragile, "t")] == [b"0"]
 
 
 def _leave_one_that_lacks_records(

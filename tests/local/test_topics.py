@@ -173,7 +173,7 @@ def test_partitions_can_be_added_and_never_removed(cluster: LocalCluster, topic:
         cluster.admin.create_partitions(topic, 3)
         assert len(cluster.admin.describe_topic(topic).partitions) == 3
         producer.send(topic, b"2", partition=2).result(60)
-    assert {(one.partition, one.value) for one in read_all(cluster, topic)} == {
+    assert {(record.partition, record.value) for record in read_all(cluster, topic)} == {
         (0, b"0"),
         (2, b"2"),
     }

@@ -111,7 +111,7 @@ def read_in_turn(consumer: rayq.Consumer, log: Log, take: Callable[[], list[Any]
 
 def poll(cluster: LocalCluster, log: Log, name: str, **options: Any) -> Reading:
     with cluster.consumer(log.topic, **options) as consumer:
-        return read_in_turn(consumer, log, lambda: [one.value for one in consumer.poll(30)])
+        return read_in_turn(consumer, log, lambda: [record.value for record in consumer.poll(30)])
 
 
 def poll_arrow(cluster: LocalCluster, log: Log, name: str, **options: Any) -> Reading:
@@ -137,7 +137,7 @@ def poll_in_a_group(cluster: LocalCluster, log: Log, name: str, **options: Any) 
 def poll_with_auto_commit(cluster: LocalCluster, log: Log, name: str, **options: Any) -> Reading:
     options = {**options, "enable_auto_commit": True, "max_poll_records": 1}
     with cluster.consumer(log.topic, group=name, **options) as consumer:
-        return read_in_turn(consumer, log, lambda: [one.value for one in consumer.poll(30)])
+        return read_in_turn(consumer, log, lambda: [record.value for record in consumer.poll(30)])
 
 
 def poll_with_asyncio(cluster: LocalCluster, log: Log, name: str, **options: Any) -> Reading:
@@ -187,7 +187,7 @@ def read_compute_write(cluster: LocalCluster, log: Log, name: str, **options: An
                     place, next_offset = reading.note(error)
                     tx.send(f"{name}.out", b"bad", key=b"%d" % (error.offset or 0))
                     consumer.seek(place, next_offset)
-                reading.values += [one.value for one in records]
+                reading.values += [record.value for record in records]
                 for record in records:
                     tx.send(f"{name}.out", record.value)
         with cluster.consumer(f"{name}.out", auto_offset_reset="earliest") as out:
@@ -416,7 +416,7 @@ def test_a_pool_tries_again_what_it_cannot_have_for_now(
     with cluster.consumer_pool(
         topic,
         name,
-        lambda records: seen.extend(one.value for one in records),
+        lambda records: seen.extend(record.value for record in records),
         dead_letter_topic=dead,
         **SOON,
     ) as pool:
@@ -488,4 +488,4 @@ def test_a_producer_whose_chunks_expired_is_told_and_sends_on(
         with pytest.raises(rayq.DeliveryError):
             producer.flush()
     with cluster.consumer(topic, auto_offset_reset="earliest") as consumer:
-        assert [one.value for one in consumer.until_end()] == [b"small", large]
+        assert [record.value for record in consumer.until_end()] == [b"small", large]

@@ -292,7 +292,7 @@ class QueueModel:
     def cut(self, offset: int) -> None:
         self.state_epoch += 1
         self.records = {one: replace(of) for one, of in self.records.items() if one < offset}
-        self.failed = {one: of for one, of in self.failed.items() if one < offset}
+        self.failed = {at: of for at, of in self.failed.items() if at < offset}
         self.learned = offset
         self.first = min(self.first, offset)
         for _offset, record in self.unsettled():
@@ -303,7 +303,7 @@ class QueueModel:
     def advance_start(self, offset: int) -> int:
         gone = [one for one, _record in self.unsettled() if one < offset]
         self.records = {one: of for one, of in self.records.items() if one >= offset}
-        self.failed = {one: of for one, of in self.failed.items() if one >= offset}
+        self.failed = {at: of for at, of in self.failed.items() if at >= offset}
         self.first = max(self.first, offset)
         self.learned = max(self.learned, offset)
         return len(gone)

@@ -436,8 +436,8 @@ def test_what_an_interrupted_write_left_outside_of_the_head_is_passed_over_and_e
     # The locked record is the first of its block: the start lies behind it.
     records = [head_record(0, 300, 1300, [], [(2, 2)], None)]
     records += [(block_record(number, None)[0], locked) for number in (0, 1, 2, 6, 900)]
-    records += [failed_record(one, failed) for one in (299, 1300, 5000)]
-    records += [failed_record(one, msgspec.structs.replace(failed, offset=one)) for one in (300, 1299)]
+    records += [failed_record(at, failed) for at in (299, 1300, 5000)]
+    records += [failed_record(at, msgspec.structs.replace(failed, offset=at)) for at in (300, 1299)]
     keeper.write(records)
     later = opened_at(state, keeper)
     assert [one.offset for one in later.moves.to_move(9)] == [300, 1299]
@@ -557,7 +557,7 @@ def test_a_move_ends_with_its_records_done_or_back(outcome: Outcome, ends: str) 
     state, keeper = busy()
     failed = state.moves.to_move(9)
     records = failed if outcome == "dead" else [FailedRecord(one, 1, "", "") for one in (11, 700)]
-    offsets = {one.offset for one in records}
+    offsets = {record.offset for record in records}
     page = listed(state)
     move = move_of(5, records, outcome)
     state.moves.begin(move)

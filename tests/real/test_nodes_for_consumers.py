@@ -28,7 +28,7 @@ def test_a_backlog_brings_a_node_and_an_idle_pool_gives_it_back(tmp_path: Path) 
 
         time.sleep(0.001 * len(records))
         with open(path, "a") as file:
-            file.write("".join(f"{(one.value or b'').decode()}\n" for one in records))
+            file.write("".join(f"{(record.value or b'').decode()}\n" for record in records))
 
     ray.shutdown()
     workers = {"consumers": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 2}}

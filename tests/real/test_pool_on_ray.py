@@ -40,7 +40,7 @@ def keeping_accounts(directory: Path, *, record_s: float = 0.0) -> Callable[[lis
 
         time.sleep(record_s * len(records))
         with open(f"{path}/{os.getpid()}", "a") as file:
-            file.write("".join(f"{(one.value or b'').decode()}\n" for one in records))
+            file.write("".join(f"{(record.value or b'').decode()}\n" for record in records))
 
     return handler
 

@@ -449,8 +449,8 @@ def test_rows_become_records(spark: Any, cluster: Cluster) -> None:
     )
     assert written == (9, 0)
     records = sorted(read_all(cluster, "rows"), key=lambda one: one.timestamp_ms)
-    assert [one.key for one in records] == [b"k%d" % n for n in range(9)]
-    assert [one.value for one in records] == [b"%d" % n for n in range(8)] + [None]
+    assert [record.key for record in records] == [b"k%d" % n for n in range(9)]
+    assert [record.value for record in records] == [b"%d" % n for n in range(8)] + [None]
     assert [one.partition for one in records] == [0, 1, 2] * 3
     assert [one.timestamp_ms for one in records] == [1_000_000 + 1000 * n for n in range(9)]
     assert records[0].headers == [("n", b"1"), ("n", b"2")]
@@ -563,7 +563,7 @@ def test_a_stream_writes_a_topic_once_over_a_restart(
         producer.send("raw", b"50", key=b"k50")
     query = run()
     assert query.lastProgress["batchId"] == 3
-    found = sorted((int(one.value or b""), one.key) for one in read_all(cluster, "cooked"))
+    found = sorted((int(record.value or b""), record.key) for record in read_all(cluster, "cooked"))
     assert found == [(number, b"k%d" % number) for number in range(51)]
 
 
@@ -610,7 +610,7 @@ def test_json_becomes_columns_and_what_does_not_parse_a_dead_letter(
         parsed.dead_letters.orderBy("offset"), "json-dead", key="error", cluster=cluster
     )
     assert written.records == len(bad)
-    assert [one.value for one in read_all(cluster, "json-dead")] == bad
+    assert [record.value for record in read_all(cluster, "json-dead")] == bad
     assert read_all(cluster, "json-dead")[-1].key == b"the value is null"
 
 

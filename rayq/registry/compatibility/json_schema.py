@@ -542,8 +542,8 @@ class _Proof:
                 if alternatives and id(alternatives) not in split:
                     chosen = split | {id(alternatives)}
                     if all(
-                        self._empty(self._facts((*facts.nodes, known.node.sub(one))), chosen)
-                        for one in alternatives
+                        self._empty(self._facts((*facts.nodes, known.node.sub(branch))), chosen)
+                        for branch in alternatives
                     ):
                         return True
         return False
@@ -591,21 +591,21 @@ class _Proof:
             left += [view.node.sub(contents) for contents in view.all_of]
         return Facts(nodes, views, self._synthetic)
 
-    def _same(self, one: Node, other: Node) -> bool:
+    def _same(self, node: Node, other: Node) -> bool:
         """True if two schemas are written alike, and mean the same by their references."""
-        pending, seen = [(one, other)], set()
+        pending, seen = [(node, other)], set()
         while pending:
-            one, other = pending.pop()
-            if one.contents is other.contents or (id(one.contents), id(other.contents)) in seen:
+            node, other = pending.pop()
+            if node.contents is other.contents or (id(node.contents), id(other.contents)) in seen:
                 continue
-            seen.add((id(one.contents), id(other.contents)))
-            if one.draft is not other.draft or self._text(one) != self._text(other):
+            seen.add((id(node.contents), id(other.contents)))
+            if node.draft is not other.draft or self._text(node) != self._text(other):
                 return False
-            references = _references(one.contents)
+            references = _references(node.contents)
             if references is None:
                 return False
             try:
-                pending += [(one.target(uri), other.target(uri)) for uri in references]
+                pending += [(node.target(uri), other.target(uri)) for uri in references]
             except InvalidSchemaError:  # It only looks like a reference: a value of an `enum`.
                 return False
         return True

@@ -176,7 +176,8 @@ class _Printer:
             if field.type == _Field.TYPE_GROUP
         }
         nested = message.nested_type if hasattr(message, "nested_type") else message.message_type
-        return {f"{full}.{one.name}": one for one in nested if f"{full}.{one.name}" in types}
+        names = {f"{full}.{inner.name}": inner for inner in nested}
+        return {name: inner for name, inner in names.items() if name in types}
 
     def _field(
         self, field: Any, entries: dict[str, Any], groups: dict[str, Any], indent: str
@@ -276,7 +277,7 @@ class _Printer:
             if name == "map_entry":
                 continue
             values = value if field.is_repeated else [value]
-            written += [f"{name} = {_value(field, one)}" for one in values]
+            written += [f"{name} = {_value(field, element)}" for element in values]
         return written
 
 

@@ -18,7 +18,7 @@ def test_what_a_schema_refers_to_comes_before_it() -> None:
         "base": schema_of(AVRO, "string"),
     }
     resolved = resolved_with(schema_of(AVRO, "string", references=named("top")), registered)
-    assert [one.name for one in resolved.referenced] == ["base", "left", "right", "top"]
+    assert [schema.name for schema in resolved.referenced] == ["base", "left", "right", "top"]
 
 
 def test_a_reference_to_nothing_is_refused() -> None:
