@@ -52,21 +52,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-class FilesOfTests(LoadScopeScheduling):
-    """The pieces of work that are handed to processes. All tests of the floor `real` are one, begun
-    first. Else a file is one, so that a cluster that its tests share is started once. Seeds of the
-    simulation take long, and share nothing: each is a piece of its own."""
+class OneWorkerForRay(LoadScopeScheduling):
+    """All tests of the floor `real` are one piece of work, begun first. Any other test is a piece
+    of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::")[0]
-        if path.startswith("tests/real/"):
-            return "real"
-        return nodeid if path.startswith("tests/simulated/") else path
+        return "real" if nodeid.startswith("tests/real/") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesOfTests:
-    return FilesOfTests(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneWorkerForRay:
+    return OneWorkerForRay(config, log)
 
 
 def ray_runs_here() -> bool:
